@@ -60,7 +60,7 @@ func newTracedSite(t *testing.T, amqpURL string, traces *tracing, change ...func
 	for _, c := range change {
 		c(s)
 	}
-	if err := s.check(); err != nil {
+	if err := s.checkSettings(); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { s.RemoveQueues(t.Output()) })
@@ -145,7 +145,7 @@ func (s *site) end(tenant, id string) view {
 		if ctx.Err() != nil {
 			s.t.Fatalf("order %s has not ended: %+v", id, p.last)
 		}
-		l.look(ctx, p)
+		l.refreshStatus(ctx, p)
 		_ = backoff.Sleep(ctx, 20*time.Millisecond)
 	}
 	return p.last
@@ -227,7 +227,7 @@ func TestClientRetriesGetOneOrderAndTheSameBytes(t *testing.T) {
 	for i := range replies {
 		posting.Go(func() {
 			var err error
-			if replies[i], err = l.PostOnce(t.Context(), &p.Placement, "/orders", p.body()); err != nil {
+			if replies[i], err = l.PostUntilAccepted(t.Context(), &p.Placement, "/orders", p.formatBody()); err != nil {
 				t.Errorf("post: %v", err)
 			}
 		})

@@ -65,7 +65,7 @@ func runDemo(ctx context.Context, args []string, stdout, stderr io.Writer) error
 			}
 			return err
 		},
-		Judge: r.judge,
+		Judge: r.judgeDemo,
 	}
 	return trial.Run(ctx, stdout, stderr)
 }

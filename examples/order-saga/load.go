@@ -57,9 +57,11 @@ type load struct{ demo.Load[*placed] }
 func newLoad(url string, n int) *load {
 	l := &load{}
 	l.URL, l.Client = url, &http.Client{Timeout: 30 * time.Second}
-	l.Place = func(ctx context.Context, p *placed) error { return l.Post(ctx, &p.Placement, "/orders", p.body()) }
+	l.Place = func(ctx context.Context, p *placed) error {
+		return l.PostCopies(ctx, &p.Placement, "/orders", p.formatBody())
+	}
 	l.HasEnded = func(ctx context.Context, p *placed) bool {
-		l.look(ctx, p)
+		l.refreshStatus(ctx, p)
 		return p.hasEnded()
 	}
 	var shares []int
@@ -73,12 +75,12 @@ func newLoad(url string, n int) *load {
 	return l
 }
 
-// body returns the body of the order's POST.
-func (p *placed) body() string { return fmt.Sprintf(p.kind.body, p.amount) }
+// formatBody returns the body of the order's POST.
+func (p *placed) formatBody() string { return fmt.Sprintf(p.kind.body, p.amount) }
 
-// look asks for the order's status. If the service is away, the order keeps its last one.
-func (l *load) look(ctx context.Context, p *placed) {
-	status, body, err := l.Ask(ctx, &p.Placement, http.MethodGet, "/orders/"+p.ID, "")
+// refreshStatus asks for the order's status. If the service is away, the order keeps its last one.
+func (l *load) refreshStatus(ctx context.Context, p *placed) {
+	status, body, err := l.SendRequest(ctx, &p.Placement, http.MethodGet, "/orders/"+p.ID, "")
 	var v view
 	if err == nil && status == http.StatusOK && json.Unmarshal(body, &v) == nil {
 		p.last = v

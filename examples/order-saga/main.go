@@ -32,19 +32,19 @@ order-saga serve -h and order-saga demo -h list the flags.
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	os.Exit(run(ctx, os.Args[1:], os.Stdout, os.Stderr))
+	os.Exit(runCommand(ctx, os.Args[1:], os.Stdout, os.Stderr))
 }
 
-// run is main without the process. It returns the exit code.
-func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+// runCommand is main without the process. It returns the exit code.
+func runCommand(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	return program.Run(args, map[string]demo.Command{
-		"serve": func(args []string) error { return serve(ctx, args, stderr) },
+		"serve": func(args []string) error { return runServe(ctx, args, stderr) },
 		"demo":  func(args []string) error { return runDemo(ctx, args, stdout, stderr) },
 	}, usage, stdout, stderr)
 }
 
-// serve runs services until ctx ends, and then lets them finish what they have in hand.
-func serve(ctx context.Context, args []string, stderr io.Writer) error {
+// runServe runs services until ctx ends, and then lets them finish what they have in hand.
+func runServe(ctx context.Context, args []string, stderr io.Writer) error {
 	s, err := parseServe(args, stderr)
 	if err != nil {
 		return err
@@ -57,7 +57,7 @@ func serve(ctx context.Context, args []string, stderr io.Writer) error {
 		err = newApp(s, traces, logger).Run(ctx, nil)
 		finish, cancel := context.WithTimeout(context.WithoutCancel(ctx), tracesTimeout)
 		defer cancel()
-		return errors.Join(err, traces.close(finish))
+		return errors.Join(err, traces.closeProviders(finish))
 	})
 }
 

@@ -12,7 +12,7 @@ import (
 
 var consumerMetrics = []demo.Metric{
 	{Name: "sagamill_parked_messages", Kind: "gauge", Help: "Messages that are parked, by state.", Database: true, Samples: func(m *demo.Measurements) []demo.Sample {
-		return demo.Labelled("state", map[string]float64{"retrying": float64(m.Parked.Retrying), "calling": float64(m.Parked.Calling), "dead": float64(m.Parked.Dead)})
+		return demo.SampleLabels("state", map[string]float64{"retrying": float64(m.Parked.Retrying), "calling": float64(m.Parked.Calling), "dead": float64(m.Parked.Dead)})
 	}},
 	{Name: "sagamill_parked_oldest_seconds", Kind: "gauge", Help: "Time since the first of the parked messages was parked, by state.", Database: true, Samples: func(m *demo.Measurements) []demo.Sample {
 		oldest := map[string]float64{"retrying": 0, "calling": 0, "dead": 0}
@@ -21,10 +21,10 @@ var consumerMetrics = []demo.Metric{
 			state := p.State()
 			oldest[state] = max(oldest[state], p.Oldest.Seconds())
 		}
-		return demo.Labelled("state", oldest)
+		return demo.SampleLabels("state", oldest)
 	}},
 	{Name: "sagamill_parked_overdue_seconds", Kind: "gauge", Help: "How long a parked message has been due that nobody has run.", Database: true, Samples: func(m *demo.Measurements) []demo.Sample {
-		return demo.Single(m.Parked.Overdue.Seconds())
+		return demo.SampleValue(m.Parked.Overdue.Seconds())
 	}},
 	{Name: "sagamill_consumer_messages_total", Kind: "counter", Help: "Arrivals of messages, by what became of them.", Samples: sampleArrivals},
 	{Name: "sagamill_consumer_handler_seconds", Kind: "histogram", Help: "Time in the handler.", Samples: func(m *demo.Measurements) []demo.Sample {
@@ -40,10 +40,10 @@ var consumerMetrics = []demo.Metric{
 		return sampleHistogram("", m.Steps.Batches)
 	}},
 	{Name: "sagamill_consumer_rollbacks_total", Kind: "counter", Help: "Transactions that were rolled back, or ended in a way that is not known.", Samples: func(m *demo.Measurements) []demo.Sample {
-		return demo.Single(float64(m.Steps.RolledBack))
+		return demo.SampleValue(float64(m.Steps.RolledBack))
 	}},
 	{Name: "sagamill_consumer_inflight", Kind: "gauge", Help: "Handlers that run.", Samples: func(m *demo.Measurements) []demo.Sample {
-		return demo.Single(float64(m.Steps.InFlight))
+		return demo.SampleValue(float64(m.Steps.InFlight))
 	}},
 	{Name: "sagamill_consumer_subscribed", Kind: "gauge", Help: "Whether the broker delivers what comes to the topic: 1 or 0.", Samples: func(m *demo.Measurements) []demo.Sample {
 		served := make(map[string]float64)
@@ -53,14 +53,14 @@ var consumerMetrics = []demo.Metric{
 				served[s.Topic] = 1
 			}
 		}
-		return demo.Labelled("topic", served)
+		return demo.SampleLabels("topic", served)
 	}},
 	{Name: "sagamill_consumer_cancelled_total", Kind: "counter", Help: "Subscriptions that the broker has ended, as when their queue was deleted.", Samples: func(m *demo.Measurements) []demo.Sample {
 		cancelled := make(map[string]float64)
 		for _, s := range m.Steps.Subscriptions {
 			cancelled[s.Topic] = float64(s.Cancelled)
 		}
-		return demo.Labelled("topic", cancelled)
+		return demo.SampleLabels("topic", cancelled)
 	}},
 }
 

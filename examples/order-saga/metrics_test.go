@@ -51,7 +51,7 @@ func newMeasured(t *testing.T, pool *pgxpool.Pool, schema string) []*demo.Servic
 	}
 	sub := gochannel.NewGoChannel(gochannel.Config{}, watermill.NopLogger{})
 	t.Cleanup(func() { _ = sub.Close() })
-	steps, err := consumer.New(pool, telling{sub}, shipping.New(schema).Steps(), &consumer.Options{Schema: schema, Logger: quiet})
+	steps, err := consumer.New(pool, telling{sub}, shipping.NewService(schema).BuildSteps(), &consumer.Options{Schema: schema, Logger: quiet})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -142,7 +142,7 @@ func TestMetricsWithoutADatabase(t *testing.T) {
 	t.Parallel()
 	pool, schema := pgtest.Schema(t)
 	a := newMeasured(t, pool, schema)
-	if got := program.Unfinished("shipping", scrape(t, a)); len(got) != 0 {
+	if got := program.FindUnfinished("shipping", scrape(t, a)); len(got) != 0 {
 		t.Errorf("unfinished at the beginning: %q", got)
 	}
 	pool.Close()
@@ -151,7 +151,7 @@ func TestMetricsWithoutADatabase(t *testing.T) {
 		strings.Contains(text, "sagamill_outbox_messages{") {
 		t.Errorf("without the database:\n%s", text)
 	}
-	if got := program.Unfinished("shipping", text); len(got) != 1 {
+	if got := program.FindUnfinished("shipping", text); len(got) != 1 {
 		t.Errorf("unfinished without the database: %q, want that it is not known", got)
 	}
 }
@@ -165,14 +165,14 @@ sagamill_outbox_messages{service="payment",state="dead"} 3
 sagamill_outbox_active{service="order"} 1
 sagamill_parked_messages{service="order",state="retrying"} 1
 `
-	got := program.Unfinished("order", body)
+	got := program.FindUnfinished("order", body)
 	if len(got) != 2 || !strings.HasSuffix(got[0], "} 2") || !strings.HasSuffix(got[1], "} 1") {
 		t.Errorf("unfinished = %q, want the dead letters and the parked message of the service", got)
 	}
-	if got := program.Unfinished("shipping", body); len(got) != 1 {
+	if got := program.FindUnfinished("shipping", body); len(got) != 1 {
 		t.Errorf("unfinished of a service that tells nothing = %q", got)
 	}
-	if got := program.Unfinished("gateway", body); len(got) != 0 {
+	if got := program.FindUnfinished("gateway", body); len(got) != 0 {
 		t.Errorf("unfinished of the gateway = %q", got)
 	}
 }

@@ -245,7 +245,7 @@ func TestParticipantInAnotherLanguage(t *testing.T) {
 	h.crashes("ack")
 	ctx, cancel := context.WithTimeout(t.Context(), nodePatience)
 	defer cancel()
-	crashed.AwaitEnd(ctx) // nobody has acked it yet
+	crashed.AwaitSagas(ctx) // nobody has acked it yet
 	if ctx.Err() != nil {
 		t.Fatal("the order has no answer from a program that was killed before its ack")
 	}
@@ -280,7 +280,7 @@ func TestParticipantInAnotherLanguage(t *testing.T) {
 		}
 	}
 	placing.Wait()
-	l.AwaitEnd(ctx)
+	l.AwaitSagas(ctx)
 	h.awaitLength(h.queue(), 0)
 	h.judge(append(crashed.Items, l.Items...))
 	h.refuses(last)
@@ -308,11 +308,11 @@ func (h *harbour) awaitEmpty() (left []string) {
 	ctx, cancel := context.WithTimeout(h.t.Context(), nodePatience)
 	defer cancel()
 	for {
-		_, body, err := demo.Get(h.t.Context(), h.url+"/metrics")
+		_, body, err := demo.FetchURL(h.t.Context(), h.url+"/metrics")
 		if err != nil {
 			h.t.Fatal(err)
 		}
-		left = append(program.Unfinished("order", string(body)), program.Unfinished("payment", string(body))...)
+		left = append(program.FindUnfinished("order", string(body)), program.FindUnfinished("payment", string(body))...)
 		if len(left) == 0 || ctx.Err() != nil {
 			return left
 		}

@@ -45,7 +45,7 @@ func testRestrictedSagas(t *testing.T, b *permissiontest.Broker) {
 		}}
 		var err error
 		s.AllowPlaintext, err = plaintext.Allowed()
-		if err := errors.Join(err, s.check()); err != nil {
+		if err := errors.Join(err, s.checkSettings()); err != nil {
 			t.Fatal(err)
 		}
 		urls[name] = startApp(t, newApp(s, nil, slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelWarn}))))

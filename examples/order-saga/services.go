@@ -44,13 +44,15 @@ func newApp(s *settings, traces *tracing, logger *slog.Logger) *demo.App {
 	return &demo.App{
 		Settings: &s.Settings, Logger: logger, Metrics: metrics,
 		Build: func(_ context.Context, service *demo.Service, own string, b demo.Broker, logger *slog.Logger) error {
-			w, err := traces.watchers(service.Name)
+			w, err := traces.newWatchers(service.Name)
 			if err != nil {
 				return err
 			}
 			return buildService(service, s, own, b, w, logger)
 		},
-		Wrap: func(mux *http.ServeMux) http.Handler { return traces.serve(s.Services, api.Program.WrapMux(mux)) },
+		Wrap: func(mux *http.ServeMux) http.Handler {
+			return traces.traceRequests(s.Services, api.Program.CompleteMux(mux))
+		},
 	}
 }
 
@@ -58,11 +60,11 @@ func newApp(s *settings, traces *tracing, logger *slog.Logger) *demo.App {
 // relay, steps, a consumer of them, and sweepers. own is the URL of this process.
 func buildService(n *demo.Service, s *settings, own string, b demo.Broker, w watchers, logger *slog.Logger) (err error) {
 	if n.Name == "gateway" {
-		g, err := gateway.New(n.DB, n.Schema, s.gatewayPlain, logger)
+		g, err := gateway.NewService(n.DB, n.Schema, s.gatewayPlain, logger)
 		if err != nil {
 			return err
 		}
-		n.Routes, n.Sweepers = g.Routes, []demo.Sweeper{g.Sweeper}
+		n.Routes, n.Sweepers = g.AddRoutes, []demo.Sweeper{g.Sweeper}
 		return nil
 	}
 	n.Relay, err = outbox.NewRelay(n.DB, b, &outbox.RelayOptions{Schema: n.Schema, Lease: demo.Lease, Retention: s.Keep, Observer: w.relay, Logger: logger})
@@ -72,16 +74,16 @@ func buildService(n *demo.Service, s *settings, own string, b demo.Broker, w wat
 	var steps []consumer.Step
 	switch n.Name {
 	case "order":
-		o, err := order.New(n.DB, n.Schema, n.Relay.Wake, w.order, logger)
+		o, err := order.NewService(n.DB, n.Schema, n.Relay.Wake, w.order, logger)
 		if err != nil {
 			return err
 		}
-		n.Routes, n.Sweepers, steps = o.Routes, []demo.Sweeper{o.Sweeper}, o.Steps()
+		n.Routes, n.Sweepers, steps = o.AddRoutes, []demo.Sweeper{o.Sweeper}, o.BuildSteps()
 	case "payment":
-		processor := payment.Gateway{URL: cmp.Or(s.gatewayURL, own), Client: w.client(), Plain: s.gatewayPlain}
-		steps = payment.New(n.DB, n.Schema, processor).Steps()
+		processor := payment.Gateway{URL: cmp.Or(s.gatewayURL, own), Client: w.newTracedClient(), Plain: s.gatewayPlain}
+		steps = payment.NewService(n.DB, n.Schema, processor).BuildSteps()
 	case "shipping":
-		steps = shipping.New(n.Schema).Steps()
+		steps = shipping.NewService(n.Schema).BuildSteps()
 	}
 	if n.Subscriber, err = b.Subscriber(n.Name); err != nil {
 		return err

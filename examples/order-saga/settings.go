@@ -40,10 +40,10 @@ func parseServe(args []string, stderr io.Writer) (*settings, error) {
 	if plainErr != nil {
 		return nil, demo.BadSetting(gatewayPlainVariable, "%q is neither true nor false", plainVariable)
 	}
-	return s, s.check()
+	return s, s.checkSettings()
 }
 
-func (s *settings) check() error {
+func (s *settings) checkSettings() error {
 	if err := s.CheckFlags(); err != nil {
 		return err
 	}

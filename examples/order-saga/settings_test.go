@@ -51,7 +51,7 @@ func TestWrongSettingsAreNamedInOneLine(t *testing.T) {
 				t.Setenv(variable, value)
 			}
 			var out, complaint bytes.Buffer
-			code := run(t.Context(), tt.args, &out, &complaint)
+			code := runCommand(t.Context(), tt.args, &out, &complaint)
 			text := complaint.String()
 			if code != 2 || strings.Count(text, "\n") != 1 || !strings.Contains(text, tt.names+": ") || strings.Contains(text, "s3cret") {
 				t.Errorf("exit %d, %q; want 2 and one line that names %s", code, text, tt.names)
@@ -63,7 +63,7 @@ func TestWrongSettingsAreNamedInOneLine(t *testing.T) {
 func TestAnUnreachableServiceIsAnErrorThatNamesIt(t *testing.T) {
 	databaseURL := database(t)
 	for service := range program.Schemas { // before the clock starts
-		if err := program.Migrate(t.Context(), service, databaseURL); err != nil {
+		if err := program.MigrateService(t.Context(), service, databaseURL); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -76,7 +76,7 @@ func TestAnUnreachableServiceIsAnErrorThatNamesIt(t *testing.T) {
 			t.Setenv("AMQP_URL", "inproc:")
 			t.Setenv(variable, url)
 			var complaint bytes.Buffer
-			code := run(t.Context(), []string{"serve", "-listen", "127.0.0.1:0", "-start-timeout", "1s"}, &complaint, &complaint)
+			code := runCommand(t.Context(), []string{"serve", "-listen", "127.0.0.1:0", "-start-timeout", "1s"}, &complaint, &complaint)
 			if code == 0 || !strings.Contains(complaint.String(), variable) || strings.Contains(complaint.String(), "s3cret") {
 				t.Errorf("exit %d, %q; want an error that names %s", code, complaint.String(), variable)
 			}
@@ -91,7 +91,7 @@ func TestUsage(t *testing.T) {
 		code int
 	}{{nil, 2}, {[]string{"dance"}, 2}, {[]string{"help"}, 0}, {[]string{"serve", "-h"}, 0}, {[]string{"demo", "-h"}, 0}} {
 		var out bytes.Buffer
-		if code := run(t.Context(), tt.args, &out, &out); code != tt.code || !strings.Contains(strings.ToLower(out.String()), "usage") {
+		if code := runCommand(t.Context(), tt.args, &out, &out); code != tt.code || !strings.Contains(strings.ToLower(out.String()), "usage") {
 			t.Errorf("%q: exit %d, %q", tt.args, code, out.String())
 		}
 	}

@@ -49,8 +49,8 @@ func openTracing(path string, stderr io.Writer) (*tracing, error) {
 	return &tracing{to: file, file: file}, nil
 }
 
-// close writes what is left.
-func (t *tracing) close(ctx context.Context) (err error) {
+// closeProviders writes what is left.
+func (t *tracing) closeProviders(ctx context.Context) (err error) {
 	if t == nil {
 		return nil
 	}
@@ -63,8 +63,8 @@ func (t *tracing) close(ctx context.Context) (err error) {
 	return err
 }
 
-// provider returns a tracer provider for a service of this process.
-func (t *tracing) provider(service string) trace.TracerProvider {
+// newProvider returns a tracer provider for a service of this process.
+func (t *tracing) newProvider(service string) trace.TracerProvider {
 	p := sdktrace.NewTracerProvider(sdktrace.WithBatcher(t),
 		sdktrace.WithResource(resource.NewSchemaless(attribute.String("service.name", service))))
 	t.providers = append(t.providers, p)
@@ -99,7 +99,7 @@ func (t *tracing) ExportSpans(_ context.Context, spans []sdktrace.ReadOnlySpan) 
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, s := range spans {
-		encoded, err := json.Marshal(lineOf(s))
+		encoded, err := json.Marshal(newSpanLine(s))
 		if err != nil {
 			return fmt.Errorf("trace: %w", err)
 		}
@@ -113,7 +113,7 @@ func (t *tracing) ExportSpans(_ context.Context, spans []sdktrace.ReadOnlySpan) 
 // Shutdown implements sdktrace.SpanExporter. The providers share one.
 func (t *tracing) Shutdown(context.Context) error { return nil }
 
-func lineOf(s sdktrace.ReadOnlySpan) spanLine {
+func newSpanLine(s sdktrace.ReadOnlySpan) spanLine {
 	l := spanLine{
 		Trace: s.SpanContext().TraceID().String(), Span: s.SpanContext().SpanID().String(),
 		Name: s.Name(), Kind: s.SpanKind().String(), Start: s.StartTime(), Seconds: s.EndTime().Sub(s.StartTime()).Seconds(),
@@ -146,11 +146,11 @@ type watchers struct {
 	http     trace.Tracer
 }
 
-func (t *tracing) watchers(service string) (w watchers, err error) {
+func (t *tracing) newWatchers(service string) (w watchers, err error) {
 	if t == nil {
 		return w, nil
 	}
-	provider := t.provider(service)
+	provider := t.newProvider(service)
 	opts := &telemetry.Options{TracerProvider: provider}
 	tracer := telemetry.NewOutboxTracer(opts)
 	w.relay, w.order.Tracer, w.http = tracer, tracer, provider.Tracer("order-saga")
@@ -161,9 +161,9 @@ func (t *tracing) watchers(service string) (w watchers, err error) {
 	return w, err
 }
 
-// serve returns next with a span around each request, as otelhttp has it. The
+// traceRequests returns next with a span around each request, as otelhttp has it. The
 // services of this process share a listener.
-func (t *tracing) serve(services []string, next http.Handler) http.Handler {
+func (t *tracing) traceRequests(services []string, next http.Handler) http.Handler {
 	if t == nil {
 		return next
 	}
@@ -171,7 +171,7 @@ func (t *tracing) serve(services []string, next http.Handler) http.Handler {
 	if len(services) == 1 {
 		name = services[0]
 	}
-	tracer := t.provider(name).Tracer("order-saga")
+	tracer := t.newProvider(name).Tracer("order-saga")
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		ctx := propagation.TraceContext{}.Extract(r.Context(), propagation.HeaderCarrier(r.Header))
 		ctx, span := tracer.Start(ctx, r.Method, trace.WithSpanKind(trace.SpanKindServer))
@@ -184,19 +184,19 @@ func (t *tracing) serve(services []string, next http.Handler) http.Handler {
 	})
 }
 
-// client returns an HTTP client that passes the trace of a request's context on.
-func (w *watchers) client() *http.Client {
+// newTracedClient returns an HTTP client that passes the trace of a request's context on.
+func (w *watchers) newTracedClient() *http.Client {
 	if w.http == nil {
 		return &http.Client{}
 	}
-	return &http.Client{Transport: passOn{w.http}}
+	return &http.Client{Transport: tracingTransport{w.http}}
 }
 
 // passOn is a transport with a span around each call.
-type passOn struct{ tracer trace.Tracer }
+type tracingTransport struct{ tracer trace.Tracer }
 
 // RoundTrip implements [http.RoundTripper].
-func (p passOn) RoundTrip(r *http.Request) (*http.Response, error) {
+func (p tracingTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 	ctx, span := p.tracer.Start(r.Context(), r.Method+" "+r.URL.Path, trace.WithSpanKind(trace.SpanKindClient))
 	defer span.End()
 	r = r.Clone(ctx)

@@ -116,9 +116,9 @@ func TestWhereTracesGo(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		_, span := traces.provider("order").Tracer("t").Start(t.Context(), "once")
+		_, span := traces.newProvider("order").Tracer("t").Start(t.Context(), "once")
 		span.End()
-		if err := traces.close(t.Context()); err != nil {
+		if err := traces.closeProviders(t.Context()); err != nil {
 			t.Error(err)
 		}
 	}

@@ -144,7 +144,7 @@ func again(t *testing.T, s *settings, f *demo.Fleet, key string) {
 		t.Fatal(err)
 	}
 	for deadline := time.Now().Add(time.Minute); ; _ = backoff.Sleep(t.Context(), 20*time.Millisecond) {
-		_, metrics, err := demo.Get(t.Context(), f.URLs["payment"]+"/metrics")
+		_, metrics, err := demo.FetchURL(t.Context(), f.URLs["payment"]+"/metrics")
 		if err == nil && strings.Contains(string(metrics), `outcome="duplicate"`) {
 			return
 		}

@@ -21,7 +21,7 @@ type entry struct {
 }
 
 func fetchLedger(ctx context.Context, url string) ([]entry, error) {
-	status, body, err := demo.Get(ctx, url+"/ledger")
+	status, body, err := demo.FetchURL(ctx, url+"/ledger")
 	if err != nil {
 		return nil, fmt.Errorf("GET /ledger: %w", err)
 	}
@@ -40,16 +40,16 @@ type result struct {
 }
 
 var invariants = []demo.Invariant[*result]{
-	{Says: "every client of an order got the same reply, byte for byte", Check: func(r *result) []string { return program.FindDifferentReplies(r.placements()) }},
-	{Says: "no two orders share an id", Check: func(r *result) []string { return program.FindSharedIDs(r.placements()) }},
+	{Says: "every client of an order got the same reply, byte for byte", Check: func(r *result) []string { return program.FindDifferentReplies(r.listPlacements()) }},
+	{Says: "no two orders share an id", Check: func(r *result) []string { return program.FindSharedIDs(r.listPlacements()) }},
 	{Says: "every saga ended, as its kind should", Check: checkEnds},
 	{Says: "money is conserved: charges - refunds = amount if completed, else 0", Check: checkBalances},
-	{Says: "no order was charged twice, and none refunded twice", Check: checkRepeats},
-	{Says: "the ledger knows no other orders", Check: checkStrangers},
+	{Says: "no order was charged twice, and none refunded twice", Check: checkRepeatedCharges},
+	{Says: "the ledger knows no other orders", Check: checkUnknownOrders},
 	{Says: "nothing is left in an outbox, parked, or a dead letter", Check: func(r *result) []string { return r.left }},
 }
 
-func (r *result) placements() (all []*demo.Placement) {
+func (r *result) listPlacements() (all []*demo.Placement) {
 	for _, p := range r.orders {
 		all = append(all, &p.Placement)
 	}
@@ -101,7 +101,7 @@ func checkBalances(r *result) (bad []string) {
 	return bad
 }
 
-func checkRepeats(r *result) (bad []string) {
+func checkRepeatedCharges(r *result) (bad []string) {
 	for id, m := range r.sumMovements() {
 		if m.charges > 1 || m.refunds > 1 {
 			bad = append(bad, fmt.Sprintf("order %s: %d charges, %d refunds", id, m.charges, m.refunds))
@@ -110,7 +110,7 @@ func checkRepeats(r *result) (bad []string) {
 	return bad
 }
 
-func checkStrangers(r *result) (bad []string) {
+func checkUnknownOrders(r *result) (bad []string) {
 	for id := range r.sumMovements() {
 		if !slices.ContainsFunc(r.orders, func(p *placed) bool { return p.ID == id }) {
 			bad = append(bad, "order "+id)
@@ -119,13 +119,13 @@ func checkStrangers(r *result) (bad []string) {
 	return bad
 }
 
-// judge prints the table of outcomes and judges the invariants. It returns how many do not hold.
-func (r *result) judge(w io.Writer) (violations int) {
-	r.printTable(w)
+// judgeDemo prints the table of outcomes and judges the invariants. It returns how many do not hold.
+func (r *result) judgeDemo(w io.Writer) (violations int) {
+	r.printOutcomes(w)
 	return demo.JudgeResult(w, r, invariants)
 }
 
-func (r *result) printTable(w io.Writer) {
+func (r *result) printOutcomes(w io.Writer) {
 	all := r.sumMovements()
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(table, "\nload\torders\tcompleted\tcancelled\topen\tcharges\trefunds\texpected")

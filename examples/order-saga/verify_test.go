@@ -24,7 +24,7 @@ func good() *result {
 // Each invariant must be able to fail, and a sound result must pass.
 func TestInvariantsSeeWhatIsWrong(t *testing.T) {
 	t.Parallel()
-	if n := good().judge(io.Discard); n != 0 {
+	if n := good().judgeDemo(io.Discard); n != 0 {
 		t.Errorf("%d violations in a sound result", n)
 	}
 	for name, tt := range map[string]struct {
@@ -47,7 +47,7 @@ func TestInvariantsSeeWhatIsWrong(t *testing.T) {
 		r := good()
 		tt.spoil(r)
 		var out strings.Builder
-		n := r.judge(&out)
+		n := r.judgeDemo(&out)
 		found := false
 		for line := range strings.Lines(out.String()) {
 			found = found || strings.Contains(line, "VIOLATED") && strings.Contains(line, tt.says)

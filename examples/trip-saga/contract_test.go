@@ -51,7 +51,7 @@ func newSite(t *testing.T, amqpURL string, patience time.Duration) *site {
 	if s.AllowPlaintext, err = plaintext.Allowed(); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.check(); err != nil {
+	if err := s.checkSettings(); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { s.RemoveQueues(t.Output()) })
@@ -136,7 +136,7 @@ func (s *site) until(tenant, id string, ok func(view) bool) view {
 	defer cancel()
 	l := newLoad(s.url, 0)
 	p := &placed{Placement: demo.Placement{Tenant: tenant, ID: id}}
-	for l.look(ctx, p); !ok(p.last); l.look(ctx, p) {
+	for l.refreshStatus(ctx, p); !ok(p.last); l.refreshStatus(ctx, p) {
 		if ctx.Err() != nil {
 			s.t.Fatalf("trip %s has not come so far: %+v", id, p.last)
 		}
@@ -226,7 +226,7 @@ func (s *site) settle(r *result) {
 		s.t.Fatal(err)
 	}
 	var out strings.Builder
-	if r.judge(&out) > 0 {
+	if r.judgeDemo(&out) > 0 {
 		s.t.Error(out.String())
 	}
 }

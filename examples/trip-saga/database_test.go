@@ -12,7 +12,7 @@ func database(t testing.TB) string {
 	t.Helper()
 	return pgtest.DatabaseFor(t, func(ctx context.Context, url string) error {
 		for _, name := range program.Services {
-			if err := program.Migrate(ctx, name, url); err != nil {
+			if err := program.MigrateService(ctx, name, url); err != nil {
 				return err
 			}
 		}

@@ -69,7 +69,7 @@ func runDemo(ctx context.Context, args []string, stdout, stderr io.Writer) error
 			r.ledgers, err = fetchLedgers(ctx, fleet.URLs)
 			return err
 		},
-		Judge: r.judge,
+		Judge: r.judgeDemo,
 	}
 	return trial.Run(ctx, stdout, stderr)
 }

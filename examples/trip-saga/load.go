@@ -78,9 +78,9 @@ type load struct{ demo.Load[*placed] }
 func newLoad(url string, n int) *load {
 	l := &load{}
 	l.URL, l.Client = url, &http.Client{Timeout: 30 * time.Second}
-	l.Place = l.place
+	l.Place = l.placeTrip
 	l.HasEnded = func(ctx context.Context, p *placed) bool {
-		l.look(ctx, p)
+		l.refreshStatus(ctx, p)
 		if p.hasEnded() {
 			p.lasted = time.Since(p.began)
 		}
@@ -97,10 +97,10 @@ func newLoad(url string, n int) *load {
 	return l
 }
 
-// place posts the trip from all of its clients, and then cancels a trip of a kind to cancel.
-func (l *load) place(ctx context.Context, p *placed) error {
+// placeTrip posts the trip from all of its clients, and then cancels a trip of a kind to cancel.
+func (l *load) placeTrip(ctx context.Context, p *placed) error {
 	p.began = time.Now()
-	if err := l.Post(ctx, &p.Placement, "/trips", p.kind.body); err != nil {
+	if err := l.PostCopies(ctx, &p.Placement, "/trips", p.kind.body); err != nil {
 		return err
 	}
 	if p.kind.cancel == 0 {
@@ -115,7 +115,7 @@ func (l *load) place(ctx context.Context, p *placed) error {
 
 // cancelTrip cancels the trip, or learns that it is too late.
 func (l *load) cancelTrip(ctx context.Context, p *placed) error {
-	status, reply, err := l.Insist(ctx, &p.Placement, http.MethodDelete, "/trips/"+p.ID, "", func(int) bool { return false })
+	status, reply, err := l.RepeatRequest(ctx, &p.Placement, http.MethodDelete, "/trips/"+p.ID, "", func(int) bool { return false })
 	p.deleted = status
 	if err == nil && status != http.StatusAccepted && status != http.StatusConflict {
 		err = fmt.Errorf("DELETE /trips: %d %.200s", status, reply)
@@ -123,9 +123,9 @@ func (l *load) cancelTrip(ctx context.Context, p *placed) error {
 	return err
 }
 
-// look asks for the trip's status. If the service is away, the trip keeps its last one.
-func (l *load) look(ctx context.Context, p *placed) {
-	status, body, err := l.Ask(ctx, &p.Placement, http.MethodGet, "/trips/"+p.ID, "")
+// refreshStatus asks for the trip's status. If the service is away, the trip keeps its last one.
+func (l *load) refreshStatus(ctx context.Context, p *placed) {
+	status, body, err := l.SendRequest(ctx, &p.Placement, http.MethodGet, "/trips/"+p.ID, "")
 	var v view
 	if err == nil && status == http.StatusOK && json.Unmarshal(body, &v) == nil {
 		p.last = v

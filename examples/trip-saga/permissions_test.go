@@ -45,7 +45,7 @@ func newRestrictedSite(t *testing.T, b *permissiontest.Broker) *site {
 		}}
 		var err error
 		s.AllowPlaintext, err = plaintext.Allowed()
-		if err := errors.Join(err, s.check()); err != nil {
+		if err := errors.Join(err, s.checkSettings()); err != nil {
 			t.Fatal(err)
 		}
 		site.urls[name] = startApp(t, s)

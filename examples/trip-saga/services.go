@@ -26,16 +26,16 @@ var program = &demo.Program{
 	Services: []string{"trip", command.Flight, command.Hotel, command.Car, "ticketing", "mail"},
 	Listens: map[string][]string{
 		"trip":         {saga.Topic(trip.Name)},
-		command.Flight: {command.Book(command.Flight), command.Cancel(command.Flight)},
-		command.Hotel:  {command.Book(command.Hotel), command.Cancel(command.Hotel)},
-		command.Car:    {command.Book(command.Car), command.Cancel(command.Car)},
+		command.Flight: {command.BookTopic(command.Flight), command.CancelTopic(command.Flight)},
+		command.Hotel:  {command.BookTopic(command.Hotel), command.CancelTopic(command.Hotel)},
+		command.Car:    {command.BookTopic(command.Car), command.CancelTopic(command.Car)},
 		"ticketing":    {command.Ticket},
 		"mail":         {command.Mail},
 	},
 	Publishes: map[string][]string{
 		"trip": {
-			command.Book(command.Flight), command.Cancel(command.Flight), command.Book(command.Hotel), command.Cancel(command.Hotel),
-			command.Book(command.Car), command.Cancel(command.Car), command.Ticket, command.Mail,
+			command.BookTopic(command.Flight), command.CancelTopic(command.Flight), command.BookTopic(command.Hotel), command.CancelTopic(command.Hotel),
+			command.BookTopic(command.Car), command.CancelTopic(command.Car), command.Ticket, command.Mail,
 		},
 		command.Flight: {saga.Topic(trip.Name)},
 		command.Hotel:  {saga.Topic(trip.Name)},
@@ -59,7 +59,7 @@ var program = &demo.Program{
 // newApp returns a process that runs the services of s.
 func newApp(s *settings, logger *slog.Logger) *demo.App {
 	return &demo.App{
-		Settings: &s.Settings, Logger: logger, Metrics: metrics, Wrap: api.Program.WrapMux,
+		Settings: &s.Settings, Logger: logger, Metrics: metrics, Wrap: api.Program.CompleteMux,
 		Build: func(ctx context.Context, n *demo.Service, _ string, b demo.Broker, logger *slog.Logger) error {
 			return buildService(ctx, n, s, b, logger)
 		},
@@ -79,15 +79,15 @@ func buildService(ctx context.Context, n *demo.Service, s *settings, b demo.Brok
 	case "trip":
 		err = buildOrchestrator(n, s.patience, logger)
 	case "ticketing":
-		t := ticketing.New(n.DB, n.Schema)
-		err = buildParticipant(n, t.Steps(), t.Routes, logger)
+		t := ticketing.NewService(n.DB, n.Schema)
+		err = buildParticipant(n, t.BuildSteps(), t.AddRoutes, logger)
 	case "mail":
-		m := mail.New(n.DB, n.Schema)
-		err = buildParticipant(n, m.Steps(), m.Routes, logger)
+		m := mail.NewService(n.DB, n.Schema)
+		err = buildParticipant(n, m.BuildSteps(), m.AddRoutes, logger)
 	default:
-		hold := booking.New(n.DB, n.Name, n.Schema)
-		if err = hold.Fill(ctx); err == nil {
-			err = buildParticipant(n, hold.Steps(), hold.Routes, logger)
+		hold := booking.NewService(n.DB, n.Name, n.Schema)
+		if err = hold.FillStock(ctx); err == nil {
+			err = buildParticipant(n, hold.BuildSteps(), hold.AddRoutes, logger)
 		}
 	}
 	if err != nil {
@@ -105,15 +105,15 @@ func buildService(ctx context.Context, n *demo.Service, s *settings, b demo.Brok
 
 // buildOrchestrator makes n the service that takes trips and runs their sagas.
 func buildOrchestrator(n *demo.Service, patience time.Duration, logger *slog.Logger) error {
-	d, err := trip.Define(n.Schema, patience)
+	d, err := trip.DefineSaga(n.Schema, patience)
 	if err != nil {
 		return err
 	}
-	service, err := trip.New(n.DB, n.Schema, d, n.Relay.Wake, logger)
+	service, err := trip.NewService(n.DB, n.Schema, d, n.Relay.Wake, logger)
 	if err != nil {
 		return err
 	}
-	n.Routes, n.Sweepers = service.Routes, []demo.Sweeper{service.Sweeper}
+	n.Routes, n.Sweepers = service.AddRoutes, []demo.Sweeper{service.Sweeper}
 	n.Orchestrator, err = saga.NewOrchestrator(n.DB, n.Subscriber, []saga.Plan{d}, &saga.Options{
 		Schema: n.Schema, TimerWorkers: 2, Consumer: consumer.Options{Lanes: countLanes(n)}, Wake: n.Relay.Wake, Logger: logger,
 	})

@@ -29,10 +29,10 @@ func parseServe(args []string, stderr io.Writer) (*settings, error) {
 	if err := flags.ParseArgs(args); err != nil {
 		return nil, err
 	}
-	return s, s.check()
+	return s, s.checkSettings()
 }
 
-func (s *settings) check() error {
+func (s *settings) checkSettings() error {
 	if err := s.CheckFlags(); err != nil {
 		return err
 	}

@@ -44,7 +44,7 @@ func TestWrongSettingsAreNamedInOneLine(t *testing.T) {
 				t.Setenv(variable, tt.env[variable])
 			}
 			var out, complaint bytes.Buffer
-			code := run(t.Context(), tt.args, &out, &complaint)
+			code := runCommand(t.Context(), tt.args, &out, &complaint)
 			text := complaint.String()
 			if code != 2 || strings.Count(text, "\n") != 1 || !strings.Contains(text, tt.names+": ") || strings.Contains(text, "s3cret") {
 				t.Errorf("exit %d, %q; want 2 and one line that names %s", code, text, tt.names)
@@ -56,10 +56,10 @@ func TestWrongSettingsAreNamedInOneLine(t *testing.T) {
 func TestTheSagaIsPrinted(t *testing.T) {
 	t.Parallel()
 	var plan, definitions, complaint bytes.Buffer
-	if code := run(t.Context(), []string{"plan"}, &plan, &complaint); code != 0 || !strings.Contains(plan.String(), "ticket: on ticket.issue, pivot") {
+	if code := runCommand(t.Context(), []string{"plan"}, &plan, &complaint); code != 0 || !strings.Contains(plan.String(), "ticket: on ticket.issue, pivot") {
 		t.Errorf("plan: exit %d, %s%s", code, plan.String(), complaint.String())
 	}
-	if code := run(t.Context(), []string{"definitions"}, &definitions, &complaint); code != 0 {
+	if code := runCommand(t.Context(), []string{"definitions"}, &definitions, &complaint); code != 0 {
 		t.Errorf("definitions: exit %d, %s", code, complaint.String())
 	}
 	m, err := saga.ReadManifest(&definitions)

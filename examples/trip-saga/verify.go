@@ -17,7 +17,7 @@ import (
 func fetchLedgers(ctx context.Context, urls map[string]string) (map[string]command.Ledger, error) {
 	all := map[string]command.Ledger{}
 	for _, service := range program.Services {
-		status, body, err := demo.Get(ctx, urls[service]+"/ledger/"+service)
+		status, body, err := demo.FetchURL(ctx, urls[service]+"/ledger/"+service)
 		if err != nil {
 			return nil, fmt.Errorf("GET /ledger/%s: %w", service, err)
 		}
@@ -39,18 +39,18 @@ type result struct {
 }
 
 var invariants = []demo.Invariant[*result]{
-	{Says: "every client of a trip got the same reply, byte for byte", Check: func(r *result) []string { return program.FindDifferentReplies(r.placements()) }},
-	{Says: "no two trips share an id", Check: func(r *result) []string { return program.FindSharedIDs(r.placements()) }},
+	{Says: "every client of a trip got the same reply, byte for byte", Check: func(r *result) []string { return program.FindDifferentReplies(r.listPlacements()) }},
+	{Says: "no two trips share an id", Check: func(r *result) []string { return program.FindSharedIDs(r.listPlacements()) }},
 	{Says: "every saga ended as its kind should, as its cancellation was answered, or by its deadline", Check: checkEnds},
 	{Says: "units are conserved: a trip holds what it booked if completed, else nothing", Check: checkHeldUnits},
 	{Says: "what the stock lacks is held by somebody", Check: checkStock},
-	{Says: "no trip has booked the same thing twice", Check: checkRepeats},
+	{Says: "no trip has booked the same thing twice", Check: checkRepeatedBookings},
 	{Says: "a completed trip has one ticket, one mail and one itinerary, any other none", Check: checkDocuments},
-	{Says: "the ledgers know no other trips", Check: checkStrangers},
+	{Says: "the ledgers know no other trips", Check: checkUnknownTrips},
 	{Says: "nothing is left in an outbox, parked, or a dead letter", Check: func(r *result) []string { return r.left }},
 }
 
-func (r *result) placements() (all []*demo.Placement) {
+func (r *result) listPlacements() (all []*demo.Placement) {
 	for _, p := range r.trips {
 		all = append(all, &p.Placement)
 	}
@@ -100,7 +100,7 @@ func (r *result) countLateTrips() (n int) {
 }
 
 // held are the services in which the trip must hold something in the end.
-func (p *placed) heldUnits() map[string]int {
+func (p *placed) wantHeldUnits() map[string]int {
 	held := map[string]int{}
 	if p.last.Status == completed {
 		held[command.Flight], held[command.Hotel] = 1, 1
@@ -131,7 +131,7 @@ var holders = []string{command.Flight, command.Hotel, command.Car}
 func checkHeldUnits(r *result) (bad []string) {
 	all := r.countEntries()
 	for _, p := range r.trips {
-		want := p.heldUnits()
+		want := p.wantHeldUnits()
 		for _, service := range holders {
 			if got := all[p.ID][service+" held"]; got != want[service] {
 				bad = append(bad, fmt.Sprintf("trip %s (%s, %s): holds %d of %s, want %d", p.ID, p.kind.name, p.last.Status, got, service, want[service]))
@@ -158,7 +158,7 @@ func checkStock(r *result) (bad []string) {
 	return bad
 }
 
-func checkRepeats(r *result) (bad []string) {
+func checkRepeatedBookings(r *result) (bad []string) {
 	for id, n := range r.countEntries() {
 		for _, service := range holders {
 			if n[service+" held"]+n[service+" released"] > 1 {
@@ -185,7 +185,7 @@ func checkDocuments(r *result) (bad []string) {
 	return bad
 }
 
-func checkStrangers(r *result) (bad []string) {
+func checkUnknownTrips(r *result) (bad []string) {
 	placed := map[string]bool{}
 	for _, p := range r.trips {
 		placed[p.ID] = true
@@ -198,16 +198,16 @@ func checkStrangers(r *result) (bad []string) {
 	return bad
 }
 
-// judge prints the table of outcomes and judges the invariants. It returns how many do not hold.
-func (r *result) judge(w io.Writer) (violations int) {
-	r.printTable(w)
+// judgeDemo prints the table of outcomes and judges the invariants. It returns how many do not hold.
+func (r *result) judgeDemo(w io.Writer) (violations int) {
+	r.printOutcomes(w)
 	if n := r.countLateTrips(); n > 0 {
 		fmt.Fprintf(w, "\ncompensated only because a deadline passed: %d. The machine is slow, or processes were killed; -patience 30s gives them longer.\n", n)
 	}
 	return demo.JudgeResult(w, r, invariants)
 }
 
-func (r *result) printTable(w io.Writer) {
+func (r *result) printOutcomes(w io.Writer) {
 	all := r.countEntries()
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(table, "\nload\ttrips\tcompleted\tcompensated\topen\theld\tgiven back\ttickets\tmails\texpected")

@@ -38,7 +38,7 @@ func sound() *result {
 // Each invariant must be able to fail, and a sound result must pass.
 func TestInvariantsSeeWhatIsWrong(t *testing.T) {
 	t.Parallel()
-	if n := sound().judge(io.Discard); n != 0 {
+	if n := sound().judgeDemo(io.Discard); n != 0 {
 		t.Errorf("%d violations in a sound result", n)
 	}
 	add := func(r *result, service string, e command.Entry) {
@@ -71,7 +71,7 @@ func TestInvariantsSeeWhatIsWrong(t *testing.T) {
 		r := sound()
 		tt.spoil(r)
 		var out strings.Builder
-		n := r.judge(&out)
+		n := r.judgeDemo(&out)
 		found := false
 		for line := range strings.Lines(out.String()) {
 			found = found || strings.Contains(line, "VIOLATED") && strings.Contains(line, tt.says)
@@ -93,7 +93,7 @@ func TestADeadlineMayPass(t *testing.T) {
 	t.Parallel()
 	const hint = "-patience 30s gives them longer"
 	var out strings.Builder
-	if sound().judge(&out); strings.Contains(out.String(), hint) {
+	if sound().judgeDemo(&out); strings.Contains(out.String(), hint) {
 		t.Errorf("a demo without a late trip says:\n%s", out.String())
 	}
 	for _, reason := range []string{"step hotel: no reply within 5s", "the saga's deadline of 10s has passed"} {
@@ -102,7 +102,7 @@ func TestADeadlineMayPass(t *testing.T) {
 			undoLate(r, reason, 5*time.Second)
 			r.trips[1].deleted = deleted
 			out.Reset()
-			if n := r.judge(&out); n != 0 || !strings.Contains(out.String(), "because a deadline passed: 1.") || !strings.Contains(out.String(), hint) {
+			if n := r.judgeDemo(&out); n != 0 || !strings.Contains(out.String(), "because a deadline passed: 1.") || !strings.Contains(out.String(), hint) {
 				t.Errorf("%s, DELETE %d: %d violations, want 0, and one late trip:\n%s", reason, deleted, n, out.String())
 			}
 		}

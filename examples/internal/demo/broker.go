@@ -36,7 +36,7 @@ func OpenBroker(url, namespace string, restricted bool, logger *slog.Logger) (Br
 		return inProcess{inproc.New(nil)}, nil
 	}
 	b := &rabbit{url: url, namespace: namespace, restricted: restricted, logger: logger}
-	cfg, err := b.config("relay")
+	cfg, err := b.newConfig("relay")
 	if err != nil {
 		return nil, err
 	}
@@ -59,12 +59,12 @@ type rabbit struct {
 	logger         *slog.Logger
 }
 
-func (b *rabbit) config(service string) (amqp.Config, error) {
+func (b *rabbit) newConfig(service string) (amqp.Config, error) {
 	return rabbitmq.NewConfig(b.url, service, &rabbitmq.ConfigOptions{Prefix: b.namespace + ".", Passive: b.restricted})
 }
 
 func (b *rabbit) Declare(ctx context.Context, service string, topics []string) error {
-	cfg, err := b.config(service)
+	cfg, err := b.newConfig(service)
 	if err != nil {
 		return err
 	}
@@ -72,7 +72,7 @@ func (b *rabbit) Declare(ctx context.Context, service string, topics []string) e
 }
 
 func (b *rabbit) Subscriber(service string) (message.Subscriber, error) {
-	cfg, err := b.config(service)
+	cfg, err := b.newConfig(service)
 	if err != nil {
 		return nil, err
 	}

@@ -109,7 +109,7 @@ type Trial[T any] struct {
 // Run places the load, waits until every saga has ended, stops the fleet, and judges. It
 // returns an error unless every invariant holds.
 func (t *Trial[T]) Run(ctx context.Context, stdout, stderr io.Writer) error {
-	err := t.drive(ctx, stdout)
+	err := t.driveLoad(ctx, stdout)
 	stopped := t.Fleet.Stop()
 	if ctx.Err() != nil {
 		return fmt.Errorf("interrupted; the processes' logs are in %s", t.Fleet.logs)
@@ -129,8 +129,8 @@ func (t *Trial[T]) Run(ctx context.Context, stdout, stderr io.Writer) error {
 	return os.RemoveAll(t.Fleet.logs)
 }
 
-// drive places the load, waits until every saga has ended, and collects.
-func (t *Trial[T]) drive(ctx context.Context, stdout io.Writer) error {
+// driveLoad places the load, waits until every saga has ended, and collects.
+func (t *Trial[T]) driveLoad(ctx context.Context, stdout io.Writer) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	killing := make(chan struct{})
@@ -150,7 +150,7 @@ func (t *Trial[T]) drive(ctx context.Context, stdout io.Writer) error {
 	settled := make(chan struct{})
 	go func() {
 		defer close(settled)
-		t.Load.AwaitEnd(settle)
+		t.Load.AwaitSagas(settle)
 	}()
 	if err := t.Load.PlaceAll(ctx, t.Flags.Clients); err != nil {
 		cancelSettle()
@@ -173,7 +173,7 @@ func (t *Trial[T]) killProcesses(ctx context.Context) {
 	members := t.Fleet.members
 	for killed := 0; killed < t.Flags.Kills && ctx.Err() == nil; {
 		due := float64(killed+1) / float64(t.Flags.Kills+1)
-		if t.Load.progress() >= due && members[t.Victim(killed, len(members))].sendSignal(os.Kill) {
+		if t.Load.placedShare() >= due && members[t.Victim(killed, len(members))].sendSignal(os.Kill) {
 			killed++
 		}
 		_ = backoff.Sleep(ctx, 20*time.Millisecond)

@@ -140,13 +140,13 @@ func (f *Fleet) startProcesses(ctx context.Context, l *Launch) error {
 	for _, m := range f.members {
 		args := []string{"serve", "-services", m.name, "-listen", "127.0.0.1:" + m.port, "-namespace", l.Settings.Namespace}
 		args = append(args, l.ServeArgs(m.name, f.URLs)...)
-		f.running.Go(func() { f.supervise(ctx, m, program, args, l.Environ(os.Environ())) })
+		f.running.Go(func() { f.superviseProcess(ctx, m, program, args, l.Environ(os.Environ())) })
 	}
 	return nil
 }
 
-// supervise keeps the process of m running until the fleet stops.
-func (f *Fleet) supervise(ctx context.Context, m *member, program string, args, env []string) {
+// superviseProcess keeps the process of m running until the fleet stops.
+func (f *Fleet) superviseProcess(ctx context.Context, m *member, program string, args, env []string) {
 	runtime.LockOSThread() // the child dies with the thread that started it
 	defer runtime.UnlockOSThread()
 	defer m.log.Close()
@@ -263,7 +263,7 @@ func (f *Fleet) AwaitReady(ctx context.Context, name string) error {
 	ctx, cancel := context.WithTimeout(ctx, readyLimit)
 	defer cancel()
 	for ctx.Err() == nil {
-		if status, _, err := Get(ctx, f.URLs[name]+"/readyz"); err == nil && status == http.StatusOK {
+		if status, _, err := FetchURL(ctx, f.URLs[name]+"/readyz"); err == nil && status == http.StatusOK {
 			return nil
 		}
 		select {
@@ -281,12 +281,12 @@ func (f *Fleet) AwaitEmpty(ctx context.Context) (left []string) {
 	for {
 		left = left[:0]
 		for _, name := range f.Program.Services {
-			_, body, err := Get(ctx, f.URLs[name]+"/metrics")
+			_, body, err := FetchURL(ctx, f.URLs[name]+"/metrics")
 			if err != nil {
 				left = append(left, name+": "+err.Error())
 				continue
 			}
-			left = append(left, f.Program.Unfinished(name, string(body))...)
+			left = append(left, f.Program.FindUnfinished(name, string(body))...)
 		}
 		if len(left) == 0 || ctx.Err() != nil {
 			return left
@@ -295,9 +295,9 @@ func (f *Fleet) AwaitEmpty(ctx context.Context) (left []string) {
 	}
 }
 
-// Unfinished returns the metrics of service in body that count messages and are not zero. A
+// FindUnfinished returns the metrics of service in body that count messages and are not zero. A
 // service that has messages and no such metric, as while its database is away, is unfinished too.
-func (p *Program) Unfinished(service, body string) (left []string) {
+func (p *Program) FindUnfinished(service, body string) (left []string) {
 	known := len(p.Listens[service]) == 0 // without messages it has no such metric
 	for line := range strings.Lines(body) {
 		line = strings.TrimSpace(line)
@@ -316,8 +316,8 @@ func (p *Program) Unfinished(service, body string) (left []string) {
 	return left
 }
 
-// Get asks url, and returns the answer.
-func Get(ctx context.Context, url string) (status int, body []byte, err error) {
+// FetchURL asks url, and returns the answer.
+func FetchURL(ctx context.Context, url string) (status int, body []byte, err error) {
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
 		return 0, nil, err

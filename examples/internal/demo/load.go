@@ -109,13 +109,13 @@ func (l *Load[T]) takeAccepted() []T {
 	return taken
 }
 
-// Post posts p from all of its clients at the same time, and sets its replies and its ID.
-func (l *Load[T]) Post(ctx context.Context, p *Placement, path, body string) error {
+// PostCopies posts p from all of its clients at the same time, and sets its replies and its ID.
+func (l *Load[T]) PostCopies(ctx context.Context, p *Placement, path, body string) error {
 	p.Replies = make([][]byte, p.Copies)
 	errs := make([]error, p.Copies)
 	var posting sync.WaitGroup
 	for i := range p.Replies {
-		posting.Go(func() { p.Replies[i], errs[i] = l.PostOnce(ctx, p, path, body) })
+		posting.Go(func() { p.Replies[i], errs[i] = l.PostUntilAccepted(ctx, p, path, body) })
 	}
 	posting.Wait()
 	if err := errors.Join(errs...); err != nil {
@@ -131,24 +131,24 @@ func (l *Load[T]) Post(ctx context.Context, p *Placement, path, body string) err
 	return nil
 }
 
-// PostOnce posts p as one client, until it is accepted.
-func (l *Load[T]) PostOnce(ctx context.Context, p *Placement, path, body string) ([]byte, error) {
-	status, reply, err := l.Insist(ctx, p, http.MethodPost, path, body, func(status int) bool { return status == http.StatusConflict })
+// PostUntilAccepted posts p as one client, until it is accepted.
+func (l *Load[T]) PostUntilAccepted(ctx context.Context, p *Placement, path, body string) ([]byte, error) {
+	status, reply, err := l.RepeatRequest(ctx, p, http.MethodPost, path, body, func(status int) bool { return status == http.StatusConflict })
 	if err == nil && status != http.StatusAccepted {
 		err = fmt.Errorf("POST %s: %d %.200s", path, status, reply)
 	}
 	return reply, err
 }
 
-// Insist keeps the client's side of the Idempotency-Key contract. It sends the same key again
+// RepeatRequest keeps the client's side of the Idempotency-Key contract. It sends the same key again
 // after a timeout, a broken connection, a 5xx, or a status for which again returns true.
-func (l *Load[T]) Insist(ctx context.Context, p *Placement, method, path, body string, again func(status int) bool) (status int, reply []byte, err error) {
+func (l *Load[T]) RepeatRequest(ctx context.Context, p *Placement, method, path, body string, again func(status int) bool) (status int, reply []byte, err error) {
 	for try := range 60 {
 		if try > 0 {
 			l.retries.Add(1)
 			_ = backoff.Sleep(ctx, min(50*time.Millisecond<<min(try, 10), 2*time.Second))
 		}
-		status, reply, err = l.Ask(ctx, p, method, path, body)
+		status, reply, err = l.SendRequest(ctx, p, method, path, body)
 		switch {
 		case ctx.Err() != nil:
 			return 0, nil, ctx.Err()
@@ -162,8 +162,8 @@ func (l *Load[T]) Insist(ctx context.Context, p *Placement, method, path, body s
 	return 0, nil, fmt.Errorf("%s %s: given up: %w", method, path, err)
 }
 
-// Ask makes one request for the placement's tenant. A POST has the placement's key.
-func (l *Load[T]) Ask(ctx context.Context, p *Placement, method, path, body string) (status int, reply []byte, err error) {
+// SendRequest makes one request for the placement's tenant. A POST has the placement's key.
+func (l *Load[T]) SendRequest(ctx context.Context, p *Placement, method, path, body string) (status int, reply []byte, err error) {
 	r, err := http.NewRequestWithContext(ctx, method, l.URL+path, bytes.NewReader([]byte(body)))
 	if err != nil {
 		return 0, nil, err
@@ -182,8 +182,8 @@ func (l *Load[T]) Ask(ctx context.Context, p *Placement, method, path, body stri
 	return answer.StatusCode, reply, err
 }
 
-// AwaitEnd asks for each accepted item until all items have ended, or ctx has.
-func (l *Load[T]) AwaitEnd(ctx context.Context) {
+// AwaitSagas asks for each accepted item until all items have ended, or ctx has.
+func (l *Load[T]) AwaitSagas(ctx context.Context) {
 	var open []T
 	for ctx.Err() == nil && int(l.ended.Load()) < len(l.Items) {
 		open = append(open, l.takeAccepted()...)
@@ -198,8 +198,8 @@ func (l *Load[T]) AwaitEnd(ctx context.Context) {
 	}
 }
 
-// progress returns the placed part of the load, from 0 to 1.
-func (l *Load[T]) progress() float64 {
+// placedShare returns the placed part of the load, from 0 to 1.
+func (l *Load[T]) placedShare() float64 {
 	return float64(l.placed.Load()) / float64(len(l.Items))
 }
 

@@ -31,7 +31,7 @@ type Measurements struct {
 	err    error      // of the database, which the three above are read from
 }
 
-func (s *Service) measure(ctx context.Context) *Measurements {
+func (s *Service) measureService(ctx context.Context) *Measurements {
 	ctx, cancel := context.WithTimeout(ctx, metricsTimeout)
 	defer cancel()
 	m := &Measurements{Service: s, Relay: s.Relay.Counters(), Steps: s.Consumer.Counters()}
@@ -59,11 +59,11 @@ type Sample struct {
 	Value  float64
 }
 
-// Single returns a sample without a label.
-func Single(value float64) []Sample { return []Sample{{Value: value}} }
+// SampleValue returns a sample without a label.
+func SampleValue(value float64) []Sample { return []Sample{{Value: value}} }
 
-// Labelled returns a sample for each value of a label, in the order of the label's values.
-func Labelled[N int | int64 | uint64 | float64, S ~string](label string, values map[S]N) (all []Sample) {
+// SampleLabels returns a sample for each value of a label, in the order of the label's values.
+func SampleLabels[N int | int64 | uint64 | float64, S ~string](label string, values map[S]N) (all []Sample) {
 	for _, value := range slices.Sorted(maps.Keys(values)) {
 		all = append(all, Sample{Labels: fmt.Sprintf("%s=%q", label, string(value)), Value: float64(values[value])})
 	}
@@ -78,7 +78,7 @@ func WriteMetrics(ctx context.Context, w io.Writer, services []*Service, metrics
 		if s.Consumer == nil {
 			continue
 		}
-		m := s.measure(ctx)
+		m := s.measureService(ctx)
 		if m.err != nil {
 			fmt.Fprintf(w, "# %s: the database does not answer\n", s.Name)
 		}
@@ -89,13 +89,13 @@ func WriteMetrics(ctx context.Context, w io.Writer, services []*Service, metrics
 		fmt.Fprintf(w, "# HELP %s %s\n# TYPE %s %s\n", metric.Name, metric.Help, metric.Name, metric.Kind)
 		for _, m := range measured {
 			if !metric.Database || m.err == nil {
-				metric.write(w, m)
+				metric.writeSamples(w, m)
 			}
 		}
 	}
 }
 
-func (metric *Metric) write(w io.Writer, m *Measurements) {
+func (metric *Metric) writeSamples(w io.Writer, m *Measurements) {
 	for _, s := range metric.Samples(m) {
 		labels := strings.TrimSuffix(fmt.Sprintf("service=%q,%s", m.Service.Name, s.Labels), ",")
 		fmt.Fprintf(w, "%s%s{%s} %g\n", metric.Name, s.Suffix, labels, s.Value)

@@ -21,7 +21,7 @@ func (a *App) newServer() (server *http.Server, mount func(http.Handler)) {
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
 		web.WriteJSON(w, http.StatusOK, map[string]string{"status": "ok"})
 	})
-	mux.HandleFunc("GET /readyz", a.serveReady)
+	mux.HandleFunc("GET /readyz", a.serveReadiness)
 	mux.HandleFunc("GET /metrics", a.serveMetrics)
 	handler := func(w http.ResponseWriter, r *http.Request) {
 		if _, own := mux.Handler(r); own != "" {
@@ -43,8 +43,8 @@ func (a *App) newServer() (server *http.Server, mount func(http.Handler)) {
 	}, func(h http.Handler) { services.Store(&h) }
 }
 
-// serveReady answers 200 once every service here is migrated, connected and consuming.
-func (a *App) serveReady(w http.ResponseWriter, r *http.Request) {
+// serveReadiness answers 200 once every service here is migrated, connected and consuming.
+func (a *App) serveReadiness(w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := context.WithTimeout(r.Context(), readyTimeout)
 	defer cancel()
 	err := errors.New("starting or stopping")

@@ -47,7 +47,7 @@ type Sweeper interface{ Run(context.Context) error }
 // build. It starts nothing.
 func (s *Settings) OpenService(ctx context.Context, name string, build func(*Service) error) (*Service, error) {
 	variable, databaseURL := s.findDatabase(name)
-	if err := s.Program.Migrate(ctx, name, databaseURL); err != nil {
+	if err := s.Program.MigrateService(ctx, name, databaseURL); err != nil {
 		return nil, fmt.Errorf("%s: %w", variable, err)
 	}
 	config, err := pgxpool.ParseConfig(databaseURL)
@@ -84,9 +84,9 @@ func (s *Service) checkTopics(declared []string) error {
 	return fmt.Errorf("its steps listen to %v, but queues are declared for %v", s.Consumer.Topics(), declared)
 }
 
-// Migrate applies sagamill's tables and the service's own. If the server refuses connections or is
+// MigrateService applies sagamill's tables and the service's own. If the server refuses connections or is
 // starting, Migrate tries again until ctx ends.
-func (p *Program) Migrate(ctx context.Context, service, databaseURL string) error {
+func (p *Program) MigrateService(ctx context.Context, service, databaseURL string) error {
 	for {
 		err := migrations.Up(ctx, databaseURL, p.Schemas[service])
 		if err == nil {

@@ -75,9 +75,9 @@ func (p Program) RejectEncoded(next http.Handler) http.Handler {
 	})
 }
 
-// WrapMux returns a handler that serves mux. For an unknown path it answers 404, and for a method
+// CompleteMux returns a handler that serves mux. For an unknown path it answers 404, and for a method
 // that the path does not take 405, both in application/problem+json.
-func (p Program) WrapMux(mux *http.ServeMux) http.Handler {
+func (p Program) CompleteMux(mux *http.ServeMux) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		answer, pattern := mux.Handler(r)
 		if pattern != "" {

@@ -57,9 +57,9 @@ type Service struct {
 	Sweeper *idemkey.Sweeper
 }
 
-// New returns a Service whose ledger is in schema. A plain one does not know
+// NewService returns a Service whose ledger is in schema. A plain one does not know
 // what idempotency is.
-func New(db *pgxpool.Pool, schema string, plain bool, logger *slog.Logger) (*Service, error) {
+func NewService(db *pgxpool.Pool, schema string, plain bool, logger *slog.Logger) (*Service, error) {
 	store, err := idempg.New(db, &idempg.Options{Schema: schema})
 	if err != nil {
 		return nil, err
@@ -75,19 +75,19 @@ func New(db *pgxpool.Pool, schema string, plain bool, logger *slog.Logger) (*Ser
 	return &Service{db: db, schema: schema, plain: plain, idem: idem, logger: logger, Sweeper: sweeper}, nil
 }
 
-// Routes adds the gateway's HTTP interface to mux.
-func (s *Service) Routes(mux *http.ServeMux) {
-	mux.Handle("POST /charges", api.Program.RejectEncoded(losingReplies(s.once(s.charge))))
-	mux.Handle("POST /refunds", api.Program.RejectEncoded(s.once(s.refund)))
-	mux.Handle("GET /charges/{key}", s.movement("charge"))
-	mux.Handle("GET /refunds/{key}", s.movement("refund"))
-	mux.HandleFunc("GET /ledger", s.ledger)
+// AddRoutes adds the gateway's HTTP interface to mux.
+func (s *Service) AddRoutes(mux *http.ServeMux) {
+	mux.Handle("POST /charges", api.Program.RejectEncoded(dropMarkedReplies(s.runOncePerKey(s.chargeCard))))
+	mux.Handle("POST /refunds", api.Program.RejectEncoded(s.runOncePerKey(s.refundCharge)))
+	mux.Handle("GET /charges/{key}", s.serveMovement("charge"))
+	mux.Handle("GET /refunds/{key}", s.serveMovement("refund"))
+	mux.HandleFunc("GET /ledger", s.serveLedger)
 }
 
-// once runs h once for each key, unless the gateway is plain.
-func (s *Service) once(h txHandler) http.Handler {
+// runOncePerKey runs h once for each key, unless the gateway is plain.
+func (s *Service) runOncePerKey(h txHandler) http.Handler {
 	if s.plain {
-		return s.plainly(h)
+		return s.runEachTime(h)
 	}
 	return s.idem.Handler(idempg.HandleTx(h))
 }
@@ -100,7 +100,7 @@ type instruction struct {
 	Card     string `json:"card"`
 }
 
-func (m *instruction) read(w http.ResponseWriter, r *http.Request) bool {
+func (m *instruction) readInstruction(w http.ResponseWriter, r *http.Request) bool {
 	err := web.DecodeBody(r, m)
 	if err == nil && (m.OrderID == "" || len(m.OrderID) > 100 || m.Amount <= 0) {
 		err = errors.New("order_id must be 1 to 100 bytes and amount positive")
@@ -111,12 +111,12 @@ func (m *instruction) read(w http.ResponseWriter, r *http.Request) bool {
 	return err == nil
 }
 
-func (s *Service) charge(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
+func (s *Service) chargeCard(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
 	var m instruction
-	if !m.read(w, r) {
+	if !m.readInstruction(w, r) {
 		return nil
 	}
-	key, attempt, err := s.identify(r.Context(), tx, r)
+	key, attempt, err := s.countRequest(r.Context(), tx, r)
 	if err != nil {
 		return err
 	}
@@ -146,21 +146,21 @@ func (s *Service) charge(w http.ResponseWriter, r *http.Request, tx pgx.Tx) erro
 		api.Program.WriteProblem(w, http.StatusPaymentRequired, "card-unknown", "card unknown")
 		return nil
 	}
-	if err := s.enter(r.Context(), tx, "charge", key, m); err != nil {
+	if err := s.insertEntry(r.Context(), tx, "charge", key, m); err != nil {
 		return err
 	}
 	web.WriteJSON(w, http.StatusCreated, map[string]any{"order_id": m.OrderID, "amount": m.Amount, "status": "charged"})
 	return nil
 }
 
-// refund pays back an order's charge. A second refund, under another key, is a
+// refundCharge pays back an order's charge. A second refund, under another key, is a
 // conflict.
-func (s *Service) refund(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
+func (s *Service) refundCharge(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
 	var m instruction
-	if !m.read(w, r) {
+	if !m.readInstruction(w, r) {
 		return nil
 	}
-	key, _, err := s.identify(r.Context(), tx, r)
+	key, _, err := s.countRequest(r.Context(), tx, r)
 	if err != nil {
 		return err
 	}
@@ -182,14 +182,14 @@ func (s *Service) refund(w http.ResponseWriter, r *http.Request, tx pgx.Tx) erro
 		api.Program.WriteProblem(w, http.StatusConflict, "over-refund", "that is more than is left of the charge")
 		return nil
 	}
-	if err := s.enter(r.Context(), tx, "refund", key, m); err != nil {
+	if err := s.insertEntry(r.Context(), tx, "refund", key, m); err != nil {
 		return err
 	}
 	web.WriteJSON(w, http.StatusCreated, map[string]any{"order_id": m.OrderID, "amount": m.Amount, "status": "refunded"})
 	return nil
 }
 
-func (s *Service) enter(ctx context.Context, tx pgx.Tx, kind, key string, m instruction) error {
+func (s *Service) insertEntry(ctx context.Context, tx pgx.Tx, kind, key string, m instruction) error {
 	_, err := tx.Exec(ctx, "INSERT INTO "+s.schema+".ledger (kind, key, order_id, amount) VALUES ($1, $2, $3, $4)", kind, key, m.OrderID, m.Amount)
 	if err != nil {
 		return fmt.Errorf("gateway: enter %s: %w", kind, err)
@@ -206,9 +206,9 @@ type Entry struct {
 	At      time.Time `json:"at"`
 }
 
-// movement answers what became of the requests with a key: the movement that
+// serveMovement answers what became of the requests with a key: the movement that
 // they made, if they made one. A decline moved nothing, so it is 404 as well.
-func (s *Service) movement(kind string) http.Handler {
+func (s *Service) serveMovement(kind string) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		rows, _ := s.db.Query(r.Context(), "SELECT kind, key, order_id, amount, at FROM "+s.schema+".ledger WHERE kind = $1 AND key = $2 ORDER BY id LIMIT 1",
 			kind, r.PathValue("key"))
@@ -225,7 +225,7 @@ func (s *Service) movement(kind string) http.Handler {
 	})
 }
 
-func (s *Service) ledger(w http.ResponseWriter, r *http.Request) {
+func (s *Service) serveLedger(w http.ResponseWriter, r *http.Request) {
 	rows, _ := s.db.Query(r.Context(), "SELECT kind, key, order_id, amount, at FROM "+s.schema+".ledger ORDER BY id")
 	entries, err := pgx.CollectRows(rows, pgx.RowToStructByPos[Entry])
 	if err != nil {

@@ -10,9 +10,9 @@ import (
 // among the headers that are stored with a response, so a replay gets through.
 const headerLoseReply = "X-Lose-Reply"
 
-// losingReplies stands where a proxy would: the charge behind it is committed,
+// dropMarkedReplies stands where a proxy would: the charge behind it is committed,
 // and the client gets a 504.
-func losingReplies(next http.Handler) http.Handler {
+func dropMarkedReplies(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		next.ServeHTTP(&lossyWriter{ResponseWriter: w}, r)
 	})

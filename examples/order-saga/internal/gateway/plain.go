@@ -17,9 +17,9 @@ const maxReference = 255
 
 type txHandler func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error
 
-// plainly runs h for every request, whatever its key: a processor that knows
+// runEachTime runs h for every request, whatever its key: a processor that knows
 // nothing of idempotency. The answer is sent once h's work has committed.
-func (s *Service) plainly(h txHandler) http.Handler {
+func (s *Service) runEachTime(h txHandler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if key := r.Header.Get(headerKey); key == "" || len(key) > maxReference {
 			api.Program.WriteProblem(w, http.StatusBadRequest, "key-missing", "send 1 to 255 bytes of "+headerKey+" as a reference")
@@ -32,7 +32,7 @@ func (s *Service) plainly(h txHandler) http.Handler {
 			api.Program.WriteProblem(w, http.StatusServiceUnavailable, "store-unavailable", "it is not known whether this was done")
 			return
 		}
-		answer.send(w)
+		answer.sendResponse(w)
 	})
 }
 
@@ -47,7 +47,7 @@ func (h *heldResponse) Header() http.Header         { return h.header }
 func (h *heldResponse) Write(b []byte) (int, error) { return h.body.Write(b) }
 func (h *heldResponse) WriteHeader(status int)      { h.status = status }
 
-func (h *heldResponse) send(w http.ResponseWriter) {
+func (h *heldResponse) sendResponse(w http.ResponseWriter) {
 	for name, values := range h.header {
 		w.Header()[name] = values
 	}
@@ -55,9 +55,9 @@ func (h *heldResponse) send(w http.ResponseWriter) {
 	_, _ = w.Write(h.body.Bytes())
 }
 
-// identify returns the request's key and how often it was sent, this time
+// countRequest returns the request's key and how often it was sent, this time
 // included.
-func (s *Service) identify(ctx context.Context, tx pgx.Tx, r *http.Request) (key string, attempt int, err error) {
+func (s *Service) countRequest(ctx context.Context, tx pgx.Tx, r *http.Request) (key string, attempt int, err error) {
 	if !s.plain {
 		info, _ := idemkey.Info(ctx)
 		return info.Key, info.Attempt, nil

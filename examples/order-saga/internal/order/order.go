@@ -51,9 +51,9 @@ type Watchers struct {
 	Requests idemkey.Observer
 }
 
-// New returns a Service whose tables are in schema. wake is called after each
+// NewService returns a Service whose tables are in schema. wake is called after each
 // commit that may have put something into the outbox.
-func New(db *pgxpool.Pool, schema string, wake func(), w Watchers, logger *slog.Logger) (*Service, error) {
+func NewService(db *pgxpool.Pool, schema string, wake func(), w Watchers, logger *slog.Logger) (*Service, error) {
 	writer, err := outbox.NewWriter(&outbox.WriterOptions{Schema: schema, Tracer: w.Tracer})
 	if err != nil {
 		return nil, err
@@ -73,14 +73,14 @@ func New(db *pgxpool.Pool, schema string, wake func(), w Watchers, logger *slog.
 	return &Service{db: db, outbox: writer, schema: schema, idem: idem, wake: wake, Sweeper: sweeper}, nil
 }
 
-// Routes adds the service's HTTP interface to mux.
-func (s *Service) Routes(mux *http.ServeMux) {
-	create := api.Program.RejectEncoded(s.idem.Handler(idempg.HandleTx(s.create)))
+// AddRoutes adds the service's HTTP interface to mux.
+func (s *Service) AddRoutes(mux *http.ServeMux) {
+	create := api.Program.RejectEncoded(s.idem.Handler(idempg.HandleTx(s.createOrder)))
 	mux.Handle("POST /orders", api.Program.RequireTenant(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		create.ServeHTTP(w, r)
 		s.wake()
 	})))
-	mux.Handle("GET /orders/{id}", api.Program.RequireTenant(http.HandlerFunc(s.show)))
+	mux.Handle("GET /orders/{id}", api.Program.RequireTenant(http.HandlerFunc(s.showOrder)))
 }
 
 // A request is the body of POST /orders.
@@ -104,8 +104,8 @@ const (
 	maxAmount   = 100_000_000
 )
 
-// check returns what is wrong with the request, for the client to read.
-func (o *request) check() error {
+// checkRequest returns what is wrong with the request, for the client to read.
+func (o *request) checkRequest() error {
 	switch {
 	case !item.MatchString(o.Item):
 		return errors.New("item must be 1 to 100 letters, digits, spaces or ._-")
@@ -121,19 +121,19 @@ func (o *request) check() error {
 	return nil
 }
 
-// create takes an order. The middleware has made sure that it runs once for
+// createOrder takes an order. The middleware has made sure that it runs once for
 // the request's key, and commits tx together with the response.
-func (s *Service) create(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
+func (s *Service) createOrder(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
 	var o request
 	if err := web.DecodeBody(r, &o); err != nil {
 		api.Program.WriteProblem(w, http.StatusBadRequest, "body-invalid", err.Error())
 		return nil
 	}
-	if err := o.check(); err != nil {
+	if err := o.checkRequest(); err != nil {
 		api.Program.WriteProblem(w, http.StatusUnprocessableEntity, "order-invalid", err.Error())
 		return nil
 	}
-	id, err := s.store(r.Context(), tx, o)
+	id, err := s.storeOrder(r.Context(), tx, o)
 	if err != nil {
 		return err
 	}
@@ -142,8 +142,8 @@ func (s *Service) create(w http.ResponseWriter, r *http.Request, tx pgx.Tx) erro
 	return nil
 }
 
-// store writes the order, its steps and the message that begins the saga.
-func (s *Service) store(ctx context.Context, tx pgx.Tx, o request) (string, error) {
+// storeOrder writes the order, its steps and the message that begins the saga.
+func (s *Service) storeOrder(ctx context.Context, tx pgx.Tx, o request) (string, error) {
 	key, ok := idemkey.Info(ctx)
 	if !ok {
 		return "", errors.New("order: the request has no idempotency key")
@@ -187,14 +187,14 @@ type stepView struct {
 	At       time.Time `json:"at"`
 }
 
-// show tells what became of an order. Another tenant's order is not found.
-func (s *Service) show(w http.ResponseWriter, r *http.Request) {
+// showOrder tells what became of an order. Another tenant's order is not found.
+func (s *Service) showOrder(w http.ResponseWriter, r *http.Request) {
 	tenant, err := web.ReadTenant(r)
 	if err != nil {
 		api.Program.WriteProblem(w, http.StatusUnauthorized, "scope-missing", err.Error())
 		return
 	}
-	v, err := s.find(r.Context(), r.PathValue("id"), tenant)
+	v, err := s.findOrder(r.Context(), r.PathValue("id"), tenant)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
 		api.Program.WriteProblem(w, http.StatusNotFound, "order-unknown", "there is no such order")
@@ -207,8 +207,8 @@ func (s *Service) show(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// find reads order and steps in one statement, so that they are of one moment.
-func (s *Service) find(ctx context.Context, id, tenant string) (view, error) {
+// findOrder reads order and steps in one statement, so that they are of one moment.
+func (s *Service) findOrder(ctx context.Context, id, tenant string) (view, error) {
 	if uuid.Validate(id) != nil {
 		return view{}, pgx.ErrNoRows
 	}

@@ -11,44 +11,44 @@ import (
 	"github.com/sagamill/sagamill/examples/order-saga/internal/event"
 )
 
-// Steps are the service's part in the saga: to record what the others did.
+// BuildSteps are the service's part in the saga: to record what the others did.
 // Their messages come from different services, so they may come in any order.
-func (s *Service) Steps() []consumer.Step {
+func (s *Service) BuildSteps() []consumer.Step {
 	return []consumer.Step{
 		{Name: "record-payment", Action: consumer.On(event.PaymentProcessed,
 			func(ctx context.Context, tx pgx.Tx, in consumer.Message[event.Order], _ consumer.Emit) error {
-				return s.record(ctx, tx, in.Body.OrderID, "paid", "", heard{event.ProcessPayment, "done", in.Body.Attempts})
+				return s.recordProgress(ctx, tx, in.Body.OrderID, "paid", "", stepReport{event.ProcessPayment, "done", in.Body.Attempts})
 			})},
 		{Name: "record-decline", Action: consumer.On(event.PaymentDeclined,
 			func(ctx context.Context, tx pgx.Tx, in consumer.Message[event.Outcome], _ consumer.Emit) error {
-				return s.record(ctx, tx, in.Body.OrderID, "cancelled", in.Body.Reason,
-					heard{event.ProcessPayment, "rejected", in.Body.Attempts}, heard{event.ArrangeShipping, "skipped", 0})
+				return s.recordProgress(ctx, tx, in.Body.OrderID, "cancelled", in.Body.Reason,
+					stepReport{event.ProcessPayment, "rejected", in.Body.Attempts}, stepReport{event.ArrangeShipping, "skipped", 0})
 			})},
 		{Name: "record-shipment", Action: consumer.On(event.ShipmentArranged,
 			func(ctx context.Context, tx pgx.Tx, in consumer.Message[event.Outcome], _ consumer.Emit) error {
-				return s.record(ctx, tx, in.Body.OrderID, "completed", "", heard{event.ArrangeShipping, "done", in.Body.Attempts})
+				return s.recordProgress(ctx, tx, in.Body.OrderID, "completed", "", stepReport{event.ArrangeShipping, "done", in.Body.Attempts})
 			})},
 		{Name: "record-rejection", Action: consumer.On(event.ShipmentRejected,
 			func(ctx context.Context, tx pgx.Tx, in consumer.Message[event.Outcome], _ consumer.Emit) error {
-				return s.record(ctx, tx, in.Body.OrderID, "paid", "", heard{event.ArrangeShipping, "rejected", in.Body.Attempts})
+				return s.recordProgress(ctx, tx, in.Body.OrderID, "paid", "", stepReport{event.ArrangeShipping, "rejected", in.Body.Attempts})
 			})},
 		{Name: "record-refund", Action: consumer.On(event.PaymentRefunded,
 			func(ctx context.Context, tx pgx.Tx, in consumer.Message[event.Outcome], _ consumer.Emit) error {
-				return s.record(ctx, tx, in.Body.OrderID, "cancelled", in.Body.Reason, heard{event.ProcessPayment, "compensated", in.Body.Attempts})
+				return s.recordProgress(ctx, tx, in.Body.OrderID, "cancelled", in.Body.Reason, stepReport{event.ProcessPayment, "compensated", in.Body.Attempts})
 			})},
 	}
 }
 
 // heard is what a message says about a step.
-type heard struct {
+type stepReport struct {
 	step, state string
 	attempts    int
 }
 
-// record moves an order on. Completed and cancelled are final, and so is
+// recordProgress moves an order on. Completed and cancelled are final, and so is
 // compensated for a step: what comes late changes nothing. The order's row is
 // locked first, so that an order's messages take turns.
-func (s *Service) record(ctx context.Context, tx pgx.Tx, orderID, status, reason string, steps ...heard) error {
+func (s *Service) recordProgress(ctx context.Context, tx pgx.Tx, orderID, status, reason string, steps ...stepReport) error {
 	batch, known := &pgx.Batch{}, false
 	batch.Queue("SELECT true FROM "+s.schema+".orders WHERE id = $1 FOR UPDATE", orderID).QueryRow(func(row pgx.Row) error {
 		if err := row.Scan(&known); !errors.Is(err, pgx.ErrNoRows) {

@@ -34,11 +34,11 @@ func newConsumer(t *testing.T) (*consumer.Consumer, *pgxpool.Pool, string) {
 		t.Fatal(err)
 	}
 	quiet := slog.New(slog.DiscardHandler)
-	s, err := order.New(pool, schema, func() {}, order.Watchers{}, quiet)
+	s, err := order.NewService(pool, schema, func() {}, order.Watchers{}, quiet)
 	if err != nil {
 		t.Fatal(err)
 	}
-	c, err := consumer.New(pool, noSubscriber{}, s.Steps(), &consumer.Options{Schema: schema, Logger: quiet})
+	c, err := consumer.New(pool, noSubscriber{}, s.BuildSteps(), &consumer.Options{Schema: schema, Logger: quiet})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -47,49 +47,49 @@ type Gateway struct {
 // error other than a [*DeclinedError] or a [consumer.NotDone] leaves open whether
 // it did.
 func (g Gateway) Charge(ctx context.Context, key string, c Charge) error {
-	return g.post(ctx, "/charges", key, c)
+	return g.postRequest(ctx, "/charges", key, c)
 }
 
 // Refund pays an order's charge back, as Charge charges.
 func (g Gateway) Refund(ctx context.Context, key string, r Refund) error {
-	return g.post(ctx, "/refunds", key, r)
+	return g.postRequest(ctx, "/refunds", key, r)
 }
 
 // FindCharge reports whether the gateway has charged under key, and how much.
 func (g Gateway) FindCharge(ctx context.Context, key string) (amount int64, found bool, err error) {
-	return g.find(ctx, "/charges/"+key)
+	return g.findMovement(ctx, "/charges/"+key)
 }
 
 // FindRefund reports whether the gateway has refunded under key, and how much.
 func (g Gateway) FindRefund(ctx context.Context, key string) (amount int64, found bool, err error) {
-	return g.find(ctx, "/refunds/"+key)
+	return g.findMovement(ctx, "/refunds/"+key)
 }
 
-func (g Gateway) post(ctx context.Context, path, key string, body any) error {
+func (g Gateway) postRequest(ctx context.Context, path, key string, body any) error {
 	encoded, err := json.Marshal(body)
 	if err != nil {
-		return hopeless(err)
+		return markHopeless(err)
 	}
 	r, err := http.NewRequestWithContext(ctx, http.MethodPost, g.URL+path, bytes.NewReader(encoded))
 	if err != nil {
-		return hopeless(fmt.Errorf("payment: gateway: %w", err))
+		return markHopeless(fmt.Errorf("payment: gateway: %w", err))
 	}
 	r.GetBody = nil // or net/http would send it again on its own, because of the key
 	r.Header.Set("Content-Type", "application/json")
 	r.Header.Set("Idempotency-Key", key)
-	status, text, err := g.do(r)
+	status, text, err := g.sendRequest(r)
 	if err != nil {
 		return err
 	}
-	return judge(status, text)
+	return judgeAnswer(status, text)
 }
 
-func (g Gateway) find(ctx context.Context, path string) (amount int64, found bool, err error) {
+func (g Gateway) findMovement(ctx context.Context, path string) (amount int64, found bool, err error) {
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, g.URL+path, nil)
 	if err != nil {
 		return 0, false, fmt.Errorf("payment: gateway: %w", err)
 	}
-	status, text, err := g.do(r)
+	status, text, err := g.sendRequest(r)
 	if err != nil {
 		return 0, false, err
 	}
@@ -108,7 +108,7 @@ func (g Gateway) find(ctx context.Context, path string) (amount int64, found boo
 	}
 }
 
-func (g Gateway) do(r *http.Request) (status int, text []byte, err error) {
+func (g Gateway) sendRequest(r *http.Request) (status int, text []byte, err error) {
 	answer, err := g.Client.Do(r)
 	var network *net.OpError
 	switch {
@@ -135,8 +135,8 @@ var (
 	passing = map[string]bool{"try-again": true, "starting": true}
 )
 
-// judge says what an answer means: done, declined, come again, or hopeless.
-func judge(status int, body []byte) error {
+// judgeAnswer says what an answer means: done, declined, come again, or hopeless.
+func judgeAnswer(status int, body []byte) error {
 	var problem struct{ Code, Detail string }
 	_ = json.Unmarshal(body, &problem) // whoever stands between may answer in HTML
 	err := fmt.Errorf("payment: gateway: %d %s", status, problem.Code)
@@ -146,7 +146,7 @@ func judge(status int, body []byte) error {
 	case status == http.StatusPaymentRequired:
 		return &DeclinedError{Reason: problem.Detail}
 	case final[problem.Code]:
-		return hopeless(err)
+		return markHopeless(err)
 	case passing[problem.Code]:
 		return consumer.NotDone(err)
 	default: // of the gateway, or of whoever stands in between: it may be mended
@@ -154,5 +154,5 @@ func judge(status int, body []byte) error {
 	}
 }
 
-// hopeless marks the error of a request that did nothing and never will.
-func hopeless(err error) error { return consumer.Terminal(consumer.NotDone(err)) }
+// markHopeless marks the error of a request that did nothing and never will.
+func markHopeless(err error) error { return consumer.Terminal(consumer.NotDone(err)) }

@@ -32,7 +32,7 @@ func TestJudge(t *testing.T) {
 		{401, ``, "again"},
 		{429, ``, "again"},
 	} {
-		err := judge(tt.status, []byte(tt.body))
+		err := judgeAnswer(tt.status, []byte(tt.body))
 		var declined *DeclinedError
 		got := "again"
 		switch {

@@ -46,24 +46,24 @@ type Service struct {
 	gateway Gateway
 }
 
-// New returns a Service whose tables are in schema.
-func New(db *pgxpool.Pool, schema string, gateway Gateway) *Service {
+// NewService returns a Service whose tables are in schema.
+func NewService(db *pgxpool.Pool, schema string, gateway Gateway) *Service {
 	return &Service{db: db, schema: schema, gateway: gateway}
 }
 
-// Steps are the service's part in the saga. A gateway that honours keys is
+// BuildSteps are the service's part in the saga. A gateway that honours keys is
 // simply called again when it is not known what came of a call; a plain one is
 // asked first, and before the first call, too: it would charge again for an order
 // that a database has forgotten.
-func (s *Service) Steps() []consumer.Step {
-	charged, refunded := s.charged, s.refunded
+func (s *Service) BuildSteps() []consumer.Step {
+	charged, refunded := s.lookUpCharge, s.lookUpRefund
 	if !s.gateway.Plain {
 		charged, refunded = nil, nil
 	}
 	return []consumer.Step{{
 		Name:         event.ProcessPayment,
-		Action:       consumer.Effect(event.OrderCreated, s.charge, charged, s.recordCharge),
-		Compensation: consumer.Effect(event.ShipmentRejected, s.refund, refunded, s.recordRefund),
+		Action:       consumer.Effect(event.OrderCreated, s.chargeCard, charged, s.recordCharge),
+		Compensation: consumer.Effect(event.ShipmentRejected, s.refundCharge, refunded, s.recordRefund),
 		MaxAttempts:  maxAttempts,
 		RetryBase:    200 * time.Millisecond,
 		RetryCap:     retryCap,
@@ -76,8 +76,8 @@ func (s *Service) Steps() []consumer.Step {
 // A verdict is the gateway's on a charge: it was made, or declined and why.
 type verdict struct{ declined string }
 
-// charge asks the gateway for the money.
-func (s *Service) charge(ctx context.Context, in consumer.Message[event.Order], key string) (verdict, error) {
+// chargeCard asks the gateway for the money.
+func (s *Service) chargeCard(ctx context.Context, in consumer.Message[event.Order], key string) (verdict, error) {
 	o := in.Body
 	err := s.gateway.Charge(ctx, key, Charge{OrderID: o.OrderID, Amount: o.Amount, Currency: o.Currency, Card: o.Card})
 	var declined *DeclinedError
@@ -87,9 +87,9 @@ func (s *Service) charge(ctx context.Context, in consumer.Message[event.Order], 
 	return verdict{}, err
 }
 
-// charged asks the gateway whether it has the money. A decline is not found: it
+// lookUpCharge asks the gateway whether it has the money. A decline is not found: it
 // moved nothing, and is asked for again.
-func (s *Service) charged(ctx context.Context, _ consumer.Message[event.Order], key string) (verdict, bool, error) {
+func (s *Service) lookUpCharge(ctx context.Context, _ consumer.Message[event.Order], key string) (verdict, bool, error) {
 	_, found, err := s.gateway.FindCharge(ctx, key)
 	return verdict{}, found, err
 }
@@ -105,16 +105,16 @@ func (s *Service) recordCharge(ctx context.Context, tx pgx.Tx, in consumer.Messa
 		return fmt.Errorf("payment: insert: %w", err)
 	}
 	if v.declined != "" {
-		return send(emit, event.PaymentDeclined, "record-decline", event.Outcome{OrderID: o.OrderID, Reason: v.declined, Attempts: in.Attempt})
+		return sendEvent(emit, event.PaymentDeclined, "record-decline", event.Outcome{OrderID: o.OrderID, Reason: v.declined, Attempts: in.Attempt})
 	}
 	o.Card, o.Attempts = "", in.Attempt
-	return send(emit, event.PaymentProcessed, event.ArrangeShipping, o)
+	return sendEvent(emit, event.PaymentProcessed, event.ArrangeShipping, o)
 }
 
-// refund gives the money back, if there was any, and returns how much. The
+// refundCharge gives the money back, if there was any, and returns how much. The
 // payment is as its action's commit left it: the compensation comes after that,
 // and nothing else changes it.
-func (s *Service) refund(ctx context.Context, in consumer.Message[event.Outcome], key string) (amount int64, err error) {
+func (s *Service) refundCharge(ctx context.Context, in consumer.Message[event.Outcome], key string) (amount int64, err error) {
 	err = s.db.QueryRow(ctx, "SELECT amount FROM "+s.schema+".payment WHERE order_id = $1 AND state = 'charged'", in.Body.OrderID).Scan(&amount)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return 0, nil // declined: nothing was charged
@@ -125,8 +125,8 @@ func (s *Service) refund(ctx context.Context, in consumer.Message[event.Outcome]
 	return amount, s.gateway.Refund(ctx, key, Refund{OrderID: in.Body.OrderID, Amount: amount})
 }
 
-// refunded asks the gateway whether it has paid the money back.
-func (s *Service) refunded(ctx context.Context, _ consumer.Message[event.Outcome], key string) (amount int64, found bool, err error) {
+// lookUpRefund asks the gateway whether it has paid the money back.
+func (s *Service) lookUpRefund(ctx context.Context, _ consumer.Message[event.Outcome], key string) (amount int64, found bool, err error) {
 	return s.gateway.FindRefund(ctx, key)
 }
 
@@ -137,10 +137,10 @@ func (s *Service) recordRefund(ctx context.Context, tx pgx.Tx, in consumer.Messa
 	if _, err := tx.Exec(ctx, "UPDATE "+s.schema+".payment SET state = 'refunded' WHERE order_id = $1", in.Body.OrderID); err != nil {
 		return fmt.Errorf("payment: update: %w", err)
 	}
-	return send(emit, event.PaymentRefunded, "record-refund", event.Outcome{OrderID: in.Body.OrderID, Reason: in.Body.Reason, Attempts: in.Attempt})
+	return sendEvent(emit, event.PaymentRefunded, "record-refund", event.Outcome{OrderID: in.Body.OrderID, Reason: in.Body.Reason, Attempts: in.Attempt})
 }
 
-func send(emit consumer.Emit, topic, step string, body any) error {
+func sendEvent(emit consumer.Emit, topic, step string, body any) error {
 	payload, err := json.Marshal(body)
 	if err != nil {
 		return consumer.Terminal(err)

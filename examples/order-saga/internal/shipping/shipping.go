@@ -28,15 +28,15 @@ const unshippable = "unshippable"
 // A Service arranges shipments.
 type Service struct{ schema string }
 
-// New returns a Service whose tables are in schema.
-func New(schema string) *Service { return &Service{schema: schema} }
+// NewService returns a Service whose tables are in schema.
+func NewService(schema string) *Service { return &Service{schema: schema} }
 
-// Steps are the service's part in the saga.
-func (s *Service) Steps() []consumer.Step {
-	return []consumer.Step{{Name: event.ArrangeShipping, Action: consumer.On(event.PaymentProcessed, s.arrange)}}
+// BuildSteps are the service's part in the saga.
+func (s *Service) BuildSteps() []consumer.Step {
+	return []consumer.Step{{Name: event.ArrangeShipping, Action: consumer.On(event.PaymentProcessed, s.arrangeShipment)}}
 }
 
-func (s *Service) arrange(ctx context.Context, tx pgx.Tx, in consumer.Message[event.Order], emit consumer.Emit) error {
+func (s *Service) arrangeShipment(ctx context.Context, tx pgx.Tx, in consumer.Message[event.Order], emit consumer.Emit) error {
 	o, out := in.Body, event.Outcome{OrderID: in.Body.OrderID, Attempts: in.Attempt}
 	state, topic, next := "arranged", event.ShipmentArranged, "record-shipment"
 	if o.Item == unshippable {

@@ -30,13 +30,13 @@ var files embed.FS
 var Migrations, _ = fs.Sub(files, "migrations") // the folder is embedded: there is no error
 
 // plenty is more than anybody books.
-const plenty = math.MaxInt32
+const unlimited = math.MaxInt32
 
 // stock is what the services begin with.
 var stock = map[string]map[string]int64{
-	command.Flight: {"LH100": plenty, "ZZ9": 4, "GONE": 0},
-	command.Hotel:  {"grand": plenty, "full-house": 0, slowInn: plenty, lateInn: plenty, silentInn: plenty},
-	command.Car:    {"compact": plenty, "convertible": 0},
+	command.Flight: {"LH100": unlimited, "ZZ9": 4, "GONE": 0},
+	command.Hotel:  {"grand": unlimited, "full-house": 0, slowInn: unlimited, lateInn: unlimited, silentInn: unlimited},
+	command.Car:    {"compact": unlimited, "convertible": 0},
 }
 
 // The odd hotels.
@@ -52,14 +52,14 @@ type Service struct {
 	name, schema string
 }
 
-// New returns the service of that name, whose tables are in schema.
-func New(db *pgxpool.Pool, name, schema string) *Service {
+// NewService returns the service of that name, whose tables are in schema.
+func NewService(db *pgxpool.Pool, name, schema string) *Service {
 	return &Service{db: db, name: name, schema: schema}
 }
 
-// Fill puts what there is to book on sale, unless it is. It may be called by any
+// FillStock puts what there is to book on sale, unless it is. It may be called by any
 // number of processes.
-func (s *Service) Fill(ctx context.Context) error {
+func (s *Service) FillStock(ctx context.Context) error {
 	for item, n := range stock[s.name] {
 		_, err := s.db.Exec(ctx, "INSERT INTO "+s.schema+".stock (item, capacity, free) VALUES ($1, $2, $2) ON CONFLICT DO NOTHING", item, n)
 		if err != nil {
@@ -69,36 +69,38 @@ func (s *Service) Fill(ctx context.Context) error {
 	return nil
 }
 
-// Steps are the service's part in the saga. Its handlers do nothing outside of their
+// BuildSteps are the service's part in the saga. Its handlers do nothing outside of their
 // transaction, so that a cancellation need not wait for a booking that is
 // yet to be tried again.
-func (s *Service) Steps() []consumer.Step {
-	book := saga.On(command.Book(s.name), s.book)
+func (s *Service) BuildSteps() []consumer.Step {
+	book := saga.On(command.BookTopic(s.name), s.bookUnit)
 	if s.name == command.Hotel {
-		book = consumer.On(command.Book(s.name), s.bookOdd)
+		book = consumer.On(command.BookTopic(s.name), s.bookHotelRoom)
 	}
 	return []consumer.Step{saga.Participant(consumer.Step{
 		Name:         s.name,
 		Action:       book,
-		Compensation: saga.OnUndo(command.Cancel(s.name), s.release),
+		Compensation: saga.OnUndo(command.CancelTopic(s.name), s.releaseUnits),
 		CancelParked: true,
 	})}
 }
 
-// book takes a unit, if there is one.
-func (s *Service) book(ctx context.Context, tx pgx.Tx, in consumer.Message[command.Booking]) (command.Booked, error) {
-	number, ok, err := s.take(ctx, tx, in)
+// bookUnit takes a unit, if there is one.
+func (s *Service) bookUnit(ctx context.Context, tx pgx.Tx, in consumer.Message[command.Booking]) (command.Booked, error) {
+	number, ok, err := s.takeUnit(ctx, tx, in)
 	if err == nil && !ok {
-		err = saga.Reject(s.soldOut(in.Body))
+		err = saga.Reject(s.formatSoldOut(in.Body))
 	}
 	return command.Booked{Number: number}, err
 }
 
-func (s *Service) soldOut(b command.Booking) string { return s.name + " " + b.Item + " is sold out" }
+func (s *Service) formatSoldOut(b command.Booking) string {
+	return s.name + " " + b.Item + " is sold out"
+}
 
-// take notes who holds the unit that it takes. The stock's row is locked then until
+// takeUnit notes who holds the unit that it takes. The stock's row is locked then until
 // the transaction ends, so that the last unit is sold once.
-func (s *Service) take(ctx context.Context, tx pgx.Tx, in consumer.Message[command.Booking]) (number string, ok bool, err error) {
+func (s *Service) takeUnit(ctx context.Context, tx pgx.Tx, in consumer.Message[command.Booking]) (number string, ok bool, err error) {
 	tag, err := tx.Exec(ctx, "UPDATE "+s.schema+".stock SET free = free - 1 WHERE item = $1 AND free > 0", in.Body.Item)
 	if err != nil {
 		return "", false, fmt.Errorf("booking: take: %w", err)
@@ -115,10 +117,10 @@ func (s *Service) take(ctx context.Context, tx pgx.Tx, in consumer.Message[comma
 	return number, true, nil
 }
 
-// release gives back what the booking holds. It need not ask whether there is one, or
+// releaseUnits gives back what the booking holds. It need not ask whether there is one, or
 // whether it was given back before: the inbox sees to it that it is called for a
 // booking that was made, and once.
-func (s *Service) release(ctx context.Context, tx pgx.Tx, in consumer.Message[command.Booking]) error {
+func (s *Service) releaseUnits(ctx context.Context, tx pgx.Tx, in consumer.Message[command.Booking]) error {
 	rows, err := tx.Query(ctx, "UPDATE "+s.schema+".booking SET state = 'released' WHERE trip_id = $1 AND n = $2 RETURNING item",
 		in.CorrelationID, in.N)
 	if err != nil {
@@ -138,9 +140,9 @@ func (s *Service) release(ctx context.Context, tx pgx.Tx, in consumer.Message[co
 
 var errSilent = errors.New("the hotel does not answer")
 
-// bookOdd is book for the hotels, of which some keep the saga waiting: what is
+// bookHotelRoom is book for the hotels, of which some keep the saga waiting: what is
 // to be published later is still decided now, in this transaction.
-func (s *Service) bookOdd(ctx context.Context, tx pgx.Tx, in consumer.Message[command.Booking], emit consumer.Emit) error {
+func (s *Service) bookHotelRoom(ctx context.Context, tx pgx.Tx, in consumer.Message[command.Booking], emit consumer.Emit) error {
 	var wait time.Duration
 	switch in.Body.Item {
 	case silentInn:
@@ -150,18 +152,18 @@ func (s *Service) bookOdd(ctx context.Context, tx pgx.Tx, in consumer.Message[co
 	case lateInn:
 		wait = in.Body.AnswerWithin * 3 / 2
 	}
-	number, ok, err := s.take(ctx, tx, in)
+	number, ok, err := s.takeUnit(ctx, tx, in)
 	switch {
 	case err != nil:
 		return err
 	case !ok:
-		return saga.Refuse(emit, in.Delivery, s.soldOut(in.Body))
+		return saga.Refuse(emit, in.Delivery, s.formatSoldOut(in.Body))
 	}
-	return saga.Done(after(emit, wait), in.Delivery, command.Booked{Number: number})
+	return saga.Done(delayMessages(emit, wait), in.Delivery, command.Booked{Number: number})
 }
 
-// after returns emit for messages that wait in the outbox.
-func after(emit consumer.Emit, wait time.Duration) consumer.Emit {
+// delayMessages returns emit for messages that wait in the outbox.
+func delayMessages(emit consumer.Emit, wait time.Duration) consumer.Emit {
 	return func(msgs ...outbox.Message) {
 		for i := range msgs {
 			msgs[i].Delay = wait
@@ -170,12 +172,12 @@ func after(emit consumer.Emit, wait time.Duration) consumer.Emit {
 	}
 }
 
-// Routes adds the service's HTTP interface to mux.
-func (s *Service) Routes(mux *http.ServeMux) {
-	mux.HandleFunc("GET /ledger/"+s.name, api.ServeLedger(s.ledger))
+// AddRoutes adds the service's HTTP interface to mux.
+func (s *Service) AddRoutes(mux *http.ServeMux) {
+	mux.HandleFunc("GET /ledger/"+s.name, api.ServeLedger(s.readLedger))
 }
 
-func (s *Service) ledger(ctx context.Context) (l command.Ledger, err error) {
+func (s *Service) readLedger(ctx context.Context) (l command.Ledger, err error) {
 	rows, _ := s.db.Query(ctx, "SELECT item, capacity, free FROM "+s.schema+".stock ORDER BY item")
 	if l.Stock, err = pgx.CollectRows(rows, pgx.RowToStructByPos[command.Stock]); err != nil {
 		return l, err

@@ -18,11 +18,11 @@ const (
 	Mail   = "mail.send"
 )
 
-// Book is the topic on which a service takes bookings.
-func Book(service string) string { return service + ".book" }
+// BookTopic is the topic on which a service takes bookings.
+func BookTopic(service string) string { return service + ".book" }
 
-// Cancel is the topic on which a service undoes them.
-func Cancel(service string) string { return service + ".cancel" }
+// CancelTopic is the topic on which a service undoes them.
+func CancelTopic(service string) string { return service + ".cancel" }
 
 // A Booking asks for a seat, a room or a car, or gives it back.
 type Booking struct {

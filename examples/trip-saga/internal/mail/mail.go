@@ -36,17 +36,17 @@ type Service struct {
 	schema string
 }
 
-// New returns a Service whose tables are in schema.
-func New(db *pgxpool.Pool, schema string) *Service { return &Service{db: db, schema: schema} }
+// NewService returns a Service whose tables are in schema.
+func NewService(db *pgxpool.Pool, schema string) *Service { return &Service{db: db, schema: schema} }
 
-// Steps are the service's part in the saga.
-func (s *Service) Steps() []consumer.Step {
-	return []consumer.Step{saga.Participant(consumer.Step{Name: "mail", Action: saga.On(command.Mail, s.send)})}
+// BuildSteps are the service's part in the saga.
+func (s *Service) BuildSteps() []consumer.Step {
+	return []consumer.Step{saga.Participant(consumer.Step{Name: "mail", Action: saga.On(command.Mail, s.sendConfirmation)})}
 }
 
-// send sends the mail, or notes that it has bounced: a rejection commits what was
+// sendConfirmation sends the mail, or notes that it has bounced: a rejection commits what was
 // done with it, and the saga asks again with a command of its own.
-func (s *Service) send(ctx context.Context, tx pgx.Tx, in consumer.Message[command.Confirmation]) (any, error) {
+func (s *Service) sendConfirmation(ctx context.Context, tx pgx.Tx, in consumer.Message[command.Confirmation]) (any, error) {
 	bounced := 0
 	if in.Body.Traveller == fullBox {
 		err := tx.QueryRow(ctx, "SELECT count(*) FROM "+s.schema+".mail WHERE trip_id = $1", in.CorrelationID).Scan(&bounced)
@@ -70,12 +70,12 @@ func (s *Service) send(ctx context.Context, tx pgx.Tx, in consumer.Message[comma
 	return nil, nil
 }
 
-// Routes adds the service's HTTP interface to mux.
-func (s *Service) Routes(mux *http.ServeMux) {
-	mux.HandleFunc("GET /ledger/mail", api.ServeLedger(s.ledger))
+// AddRoutes adds the service's HTTP interface to mux.
+func (s *Service) AddRoutes(mux *http.ServeMux) {
+	mux.HandleFunc("GET /ledger/mail", api.ServeLedger(s.readLedger))
 }
 
-func (s *Service) ledger(ctx context.Context) (l command.Ledger, err error) {
+func (s *Service) readLedger(ctx context.Context) (l command.Ledger, err error) {
 	rows, _ := s.db.Query(ctx, "SELECT trip_id::text, traveller, state, ticket, at FROM "+s.schema+".mail ORDER BY id")
 	l.Entries, err = pgx.CollectRows(rows, pgx.RowToStructByPos[command.Entry])
 	return l, err

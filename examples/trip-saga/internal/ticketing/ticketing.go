@@ -34,15 +34,15 @@ type Service struct {
 	schema string
 }
 
-// New returns a Service whose tables are in schema.
-func New(db *pgxpool.Pool, schema string) *Service { return &Service{db: db, schema: schema} }
+// NewService returns a Service whose tables are in schema.
+func NewService(db *pgxpool.Pool, schema string) *Service { return &Service{db: db, schema: schema} }
 
-// Steps are the service's part in the saga. It undoes nothing.
-func (s *Service) Steps() []consumer.Step {
-	return []consumer.Step{saga.Participant(consumer.Step{Name: "ticket", Action: saga.On(command.Ticket, s.issue)})}
+// BuildSteps are the service's part in the saga. It undoes nothing.
+func (s *Service) BuildSteps() []consumer.Step {
+	return []consumer.Step{saga.Participant(consumer.Step{Name: "ticket", Action: saga.On(command.Ticket, s.issueTicket)})}
 }
 
-func (s *Service) issue(ctx context.Context, tx pgx.Tx, in consumer.Message[command.Ticketing]) (number string, err error) {
+func (s *Service) issueTicket(ctx context.Context, tx pgx.Tx, in consumer.Message[command.Ticketing]) (number string, err error) {
 	if in.Body.Traveller == noFly {
 		return "", saga.Reject("no ticket is issued for " + noFly)
 	}
@@ -54,12 +54,12 @@ func (s *Service) issue(ctx context.Context, tx pgx.Tx, in consumer.Message[comm
 	return number, nil
 }
 
-// Routes adds the service's HTTP interface to mux.
-func (s *Service) Routes(mux *http.ServeMux) {
-	mux.HandleFunc("GET /ledger/ticketing", api.ServeLedger(s.ledger))
+// AddRoutes adds the service's HTTP interface to mux.
+func (s *Service) AddRoutes(mux *http.ServeMux) {
+	mux.HandleFunc("GET /ledger/ticketing", api.ServeLedger(s.readLedger))
 }
 
-func (s *Service) ledger(ctx context.Context) (l command.Ledger, err error) {
+func (s *Service) readLedger(ctx context.Context) (l command.Ledger, err error) {
 	rows, _ := s.db.Query(ctx, "SELECT trip_id::text, traveller, 'issued', number, at FROM "+s.schema+".ticket ORDER BY id")
 	l.Entries, err = pgx.CollectRows(rows, pgx.RowToStructByPos[command.Entry])
 	return l, err

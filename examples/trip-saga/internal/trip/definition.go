@@ -35,28 +35,28 @@ type State struct {
 	Ticket       string `json:"ticket,omitempty"`
 }
 
-// Define returns the saga of a trip, for a service whose tables are in schema. A
+// DefineSaga returns the saga of a trip, for a service whose tables are in schema. A
 // booking is waited for as long as patience, and twice as long for all that comes
 // before the ticket.
-func Define(schema string, patience time.Duration) (*saga.Definition[State], error) {
-	own := local{schema}
+func DefineSaga(schema string, patience time.Duration) (*saga.Definition[State], error) {
+	own := localSteps{schema}
 	b := bookings{patience}
-	car := b.step(command.Car, func(s *State) (string, *string) { return s.Car, &s.CarNumber })
+	car := b.newBookingStep(command.Car, func(s *State) (string, *string) { return s.Car, &s.CarNumber })
 	car.When = func(s *State) bool { return s.Car != "" }
 	d, err := saga.Define(Name, version,
-		saga.Step[State]{Name: "quote", Do: saga.Local(own.quote)},
+		saga.Step[State]{Name: "quote", Do: saga.Local(own.quotePrice)},
 		saga.Step[State]{Name: "book", All: []saga.Step[State]{
-			b.step(command.Flight, func(s *State) (string, *string) { return s.Flight, &s.FlightNumber }),
-			b.step(command.Hotel, func(s *State) (string, *string) { return s.Hotel, &s.HotelNumber }),
+			b.newBookingStep(command.Flight, func(s *State) (string, *string) { return s.Flight, &s.FlightNumber }),
+			b.newBookingStep(command.Hotel, func(s *State) (string, *string) { return s.Hotel, &s.HotelNumber }),
 			car,
 		}},
-		saga.Step[State]{Name: "ticket", Do: saga.Remote(command.Ticket, (*State).ticketing, (*State).ticketed), Pivot: true},
+		saga.Step[State]{Name: "ticket", Do: saga.Remote(command.Ticket, (*State).newTicketing, (*State).keepTicket), Pivot: true},
 		saga.Step[State]{
 			Name:  "mail",
-			Do:    saga.Remote[State, command.Confirmation, any](command.Mail, (*State).confirmation, nil),
+			Do:    saga.Remote[State, command.Confirmation, any](command.Mail, (*State).newConfirmation, nil),
 			Retry: saga.Retry{Attempts: 20, Base: 100 * time.Millisecond, Cap: time.Minute},
 		},
-		saga.Step[State]{Name: "itinerary", Do: saga.Local(own.write)},
+		saga.Step[State]{Name: "itinerary", Do: saga.Local(own.writeItinerary)},
 	)
 	if err != nil {
 		return nil, err
@@ -67,8 +67,8 @@ func Define(schema string, patience time.Duration) (*saga.Definition[State], err
 // bookings are the steps that hold something.
 type bookings struct{ patience time.Duration }
 
-// step books the item that about names, and keeps its number where about says.
-func (b bookings) step(service string, about func(*State) (item string, number *string)) saga.Step[State] {
+// newBookingStep books the item that about names, and keeps its number where about says.
+func (b bookings) newBookingStep(service string, about func(*State) (item string, number *string)) saga.Step[State] {
 	body := func(s *State) command.Booking {
 		item, _ := about(s)
 		return command.Booking{Item: item, Traveller: s.Traveller, AnswerWithin: b.patience}
@@ -79,13 +79,13 @@ func (b bookings) step(service string, about func(*State) (item string, number *
 	}
 	return saga.Step[State]{
 		Name:     service,
-		Do:       saga.Remote(command.Book(service), body, booked),
-		Undo:     saga.Remote[State, command.Booking, any](command.Cancel(service), body, nil),
+		Do:       saga.Remote(command.BookTopic(service), body, booked),
+		Undo:     saga.Remote[State, command.Booking, any](command.CancelTopic(service), body, nil),
 		Deadline: b.patience,
 	}
 }
 
-func (s *State) ticketing() command.Ticketing {
+func (s *State) newTicketing() command.Ticketing {
 	t := command.Ticketing{Traveller: s.Traveller}
 	for _, number := range []string{s.FlightNumber, s.HotelNumber, s.CarNumber} {
 		if number != "" {
@@ -95,18 +95,18 @@ func (s *State) ticketing() command.Ticketing {
 	return t
 }
 
-func (s *State) ticketed(number string) { s.Ticket = number }
+func (s *State) keepTicket(number string) { s.Ticket = number }
 
-func (s *State) confirmation() command.Confirmation {
+func (s *State) newConfirmation() command.Confirmation {
 	return command.Confirmation{Traveller: s.Traveller, Ticket: s.Ticket}
 }
 
 // local are the steps that the trip service does itself.
-type local struct{ schema string }
+type localSteps struct{ schema string }
 
 // quote asks what the trip costs. It is the first step, so it runs in the transaction of
 // the request: a trip over the budget has ended when its customer gets the answer.
-func (l local) quote(ctx context.Context, tx pgx.Tx, _ saga.Turn, s *State) error {
+func (l localSteps) quotePrice(ctx context.Context, tx pgx.Tx, _ saga.Turn, s *State) error {
 	for _, part := range [][2]string{{command.Flight, s.Flight}, {command.Hotel, s.Hotel}, {command.Car, s.Car}} {
 		if part[1] == "" {
 			continue
@@ -128,7 +128,7 @@ func (l local) quote(ctx context.Context, tx pgx.Tx, _ saga.Turn, s *State) erro
 }
 
 // write writes the itinerary.
-func (l local) write(ctx context.Context, tx pgx.Tx, t saga.Turn, s *State) error {
+func (l localSteps) writeItinerary(ctx context.Context, tx pgx.Tx, t saga.Turn, s *State) error {
 	lines := []string{
 		"itinerary of " + s.Traveller + ", ticket " + s.Ticket,
 		"flight " + s.Flight + ", " + s.FlightNumber,

@@ -21,11 +21,13 @@ func newInstances(db *pgxpool.Pool, schema string) (*instances, error) {
 	return &instances{of}, err
 }
 
-func (t *ref) address() saga.Address { return saga.Address{Scope: t.tenant, Key: t.key, Path: t.path} }
+func (t *tripRef) sagaAddress() saga.Address {
+	return saga.Address{Scope: t.tenant, Key: t.key, Path: t.path}
+}
 
-// read returns what is shown of a trip. Its error is an errNoTrip, or the database's.
-func (in *instances) read(ctx context.Context, tx pgx.Tx, t ref) (view, error) {
-	i, err := in.of.Read(ctx, tx, t.address())
+// readInstance returns what is shown of a trip. Its error is an errNoTrip, or the database's.
+func (in *instances) readInstance(ctx context.Context, tx pgx.Tx, t tripRef) (view, error) {
+	i, err := in.of.Read(ctx, tx, t.sagaAddress())
 	switch {
 	case errors.Is(err, saga.ErrNoInstance):
 		return view{}, errNoTrip // it ended long ago
@@ -41,9 +43,9 @@ func (in *instances) read(ctx context.Context, tx pgx.Tx, t ref) (view, error) {
 	return v, nil
 }
 
-// cancel has a trip compensated. Its error is errTooLate, or as that of read.
-func (in *instances) cancel(ctx context.Context, t ref) error {
-	_, err := in.of.Decide(ctx, t.address(), operator.Decision{Verb: operator.VerbCancel, By: t.tenant, Why: "by the customer"})
+// cancelInstance has a trip compensated. Its error is errTooLate, or as that of read.
+func (in *instances) cancelInstance(ctx context.Context, t tripRef) error {
+	_, err := in.of.Decide(ctx, t.sagaAddress(), operator.Decision{Verb: operator.VerbCancel, By: t.tenant, Why: "by the customer"})
 	switch {
 	case errors.Is(err, saga.ErrNoInstance):
 		return errNoTrip

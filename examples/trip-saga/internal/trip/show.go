@@ -34,21 +34,21 @@ type stepView struct {
 var errNoTrip = errors.New("there is no such trip")
 
 // A ref says which instance a trip is.
-type ref struct{ id, tenant, key, path, itinerary string }
+type tripRef struct{ id, tenant, key, path, itinerary string }
 
 // A querier is a pool, or a transaction.
 type querier interface {
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }
 
-// find returns where the trip of a request is to be found. The error is an
+// findTrip returns where the trip of a request is to be found. The error is an
 // errNoTrip, or the database's.
-func (s *Service) find(ctx context.Context, in querier, r *http.Request) (ref, error) {
+func (s *Service) findTrip(ctx context.Context, in querier, r *http.Request) (tripRef, error) {
 	tenant, err := web.ReadTenant(r)
 	if err != nil {
-		return ref{}, errNoTrip // Authenticated has let it through
+		return tripRef{}, errNoTrip // Authenticated has let it through
 	}
-	t := ref{id: r.PathValue("id"), tenant: tenant}
+	t := tripRef{id: r.PathValue("id"), tenant: tenant}
 	if uuid.Validate(t.id) != nil {
 		return t, errNoTrip
 	}
@@ -63,51 +63,51 @@ WHERE t.id = $1 AND t.tenant = $2`, t.id, tenant).Scan(&t.id, &t.key, &t.path, &
 
 // oneMoment is the transaction in which a trip and its saga are read: a trip that is
 // completed has its itinerary.
-var oneMoment = pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}
+var snapshotTx = pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}
 
-// view returns what is shown of the trip of a request.
-func (s *Service) view(ctx context.Context, r *http.Request) (v view, err error) {
-	err = pgx.BeginTxFunc(ctx, s.db, oneMoment, func(tx pgx.Tx) error {
-		t, err := s.find(ctx, tx, r)
+// readTrip returns what is shown of the trip of a request.
+func (s *Service) readTrip(ctx context.Context, r *http.Request) (v view, err error) {
+	err = pgx.BeginTxFunc(ctx, s.db, snapshotTx, func(tx pgx.Tx) error {
+		t, err := s.findTrip(ctx, tx, r)
 		if err == nil {
-			v, err = s.instances.read(ctx, tx, t)
+			v, err = s.instances.readInstance(ctx, tx, t)
 		}
 		return err
 	})
 	return v, err
 }
 
-// show tells what became of a trip. Another tenant's is not found.
-func (s *Service) show(w http.ResponseWriter, r *http.Request) {
+// showTrip tells what became of a trip. Another tenant's is not found.
+func (s *Service) showTrip(w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := context.WithTimeout(r.Context(), lookTime)
 	defer cancel()
-	v, err := s.view(ctx, r)
+	v, err := s.readTrip(ctx, r)
 	if err != nil {
-		fail(w, err)
+		writeFailure(w, err)
 		return
 	}
 	w.Header().Set("Cache-Control", "no-store")
 	web.WriteJSON(w, http.StatusOK, v)
 }
 
-// cancel compensates a trip whose ticket has not been asked for. To say it again
+// cancelTrip compensates a trip whose ticket has not been asked for. To say it again
 // changes nothing, and is answered in the same way.
-func (s *Service) cancel(w http.ResponseWriter, r *http.Request) {
+func (s *Service) cancelTrip(w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := context.WithTimeout(r.Context(), lookTime)
 	defer cancel()
-	t, err := s.find(ctx, s.db, r)
+	t, err := s.findTrip(ctx, s.db, r)
 	if err == nil {
-		err = s.instances.cancel(ctx, t)
+		err = s.instances.cancelInstance(ctx, t)
 	}
 	if err != nil && !errors.Is(err, errTooLate) {
-		fail(w, err)
+		writeFailure(w, err)
 		return
 	}
-	v, lookErr := s.view(ctx, r)
+	v, lookErr := s.readTrip(ctx, r)
 	compensates := v.Status == saga.StatusCompensating || v.Status == saga.StatusCompensated
 	switch {
 	case lookErr != nil:
-		fail(w, lookErr)
+		writeFailure(w, lookErr)
 	case err != nil && !compensates:
 		api.Program.WriteProblem(w, http.StatusConflict, "trip-committed", err.Error())
 	default:
@@ -118,7 +118,7 @@ func (s *Service) cancel(w http.ResponseWriter, r *http.Request) {
 // errTooLate reports a trip that only goes forward, or has ended.
 var errTooLate = errors.New("the ticket has been asked for: the trip cannot be cancelled any more")
 
-func fail(w http.ResponseWriter, err error) {
+func writeFailure(w http.ResponseWriter, err error) {
 	if errors.Is(err, errNoTrip) {
 		api.Program.WriteProblem(w, http.StatusNotFound, "trip-unknown", errNoTrip.Error())
 		return

@@ -46,9 +46,9 @@ type Service struct {
 // killed: requests get to their first statement much sooner.
 const grace = 3 * time.Second
 
-// New returns a Service whose tables are in schema, and whose trips are instances of d.
+// NewService returns a Service whose tables are in schema, and whose trips are instances of d.
 // wake is called after each commit that may have put something into the outbox.
-func New(db *pgxpool.Pool, schema string, d *saga.Definition[State], wake func(), logger *slog.Logger) (*Service, error) {
+func NewService(db *pgxpool.Pool, schema string, d *saga.Definition[State], wake func(), logger *slog.Logger) (*Service, error) {
 	starter, err := saga.NewStarter(d, &saga.StarterOptions{Schema: schema})
 	if err != nil {
 		return nil, err
@@ -72,16 +72,16 @@ func New(db *pgxpool.Pool, schema string, d *saga.Definition[State], wake func()
 	return &Service{db: db, schema: schema, starter: starter, instances: instances, idem: idem, wake: wake, Sweeper: sweeper}, nil
 }
 
-// Routes adds the service's HTTP interface to mux.
-func (s *Service) Routes(mux *http.ServeMux) {
-	create := api.Program.RejectEncoded(s.idem.Handler(idempg.HandleTx(s.create)))
+// AddRoutes adds the service's HTTP interface to mux.
+func (s *Service) AddRoutes(mux *http.ServeMux) {
+	create := api.Program.RejectEncoded(s.idem.Handler(idempg.HandleTx(s.createTrip)))
 	mux.Handle("POST /trips", api.Program.RequireTenant(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		create.ServeHTTP(w, r)
 		s.wake()
 	})))
-	mux.Handle("GET /trips/{id}", api.Program.RequireTenant(http.HandlerFunc(s.show)))
-	mux.Handle("DELETE /trips/{id}", api.Program.RequireTenant(http.HandlerFunc(s.cancel)))
-	mux.HandleFunc("GET /ledger/trip", api.ServeLedger(s.ledger))
+	mux.Handle("GET /trips/{id}", api.Program.RequireTenant(http.HandlerFunc(s.showTrip)))
+	mux.Handle("DELETE /trips/{id}", api.Program.RequireTenant(http.HandlerFunc(s.cancelTrip)))
+	mux.HandleFunc("GET /ledger/trip", api.ServeLedger(s.readLedger))
 }
 
 // A request is the body of POST /trips.
@@ -101,8 +101,8 @@ var (
 // maxBudget is the most that a trip may cost, in cents.
 const maxBudget = 100_000_000
 
-// check returns what is wrong with the request, for the client to read.
-func (t *request) check() error {
+// checkRequest returns what is wrong with the request, for the client to read.
+func (t *request) checkRequest() error {
 	switch {
 	case !traveller.MatchString(t.Traveller):
 		return errors.New("traveller must be 1 to 100 letters, digits, spaces or .'-")
@@ -118,20 +118,20 @@ func (t *request) check() error {
 	return nil
 }
 
-// create takes a trip. The middleware has made sure that it runs once for the request's
+// createTrip takes a trip. The middleware has made sure that it runs once for the request's
 // key, and commits tx together with the response: key, trip, instance and the first commands
 // are there, or none of it.
-func (s *Service) create(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
+func (s *Service) createTrip(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
 	var t request
 	if err := web.DecodeBody(r, &t); err != nil {
 		api.Program.WriteProblem(w, http.StatusBadRequest, "body-invalid", err.Error())
 		return nil
 	}
-	if err := t.check(); err != nil {
+	if err := t.checkRequest(); err != nil {
 		api.Program.WriteProblem(w, http.StatusUnprocessableEntity, "trip-invalid", err.Error())
 		return nil
 	}
-	started, err := s.start(r.Context(), tx, &t)
+	started, err := s.startSaga(r.Context(), tx, &t)
 	if err != nil {
 		return err
 	}
@@ -140,7 +140,7 @@ func (s *Service) create(w http.ResponseWriter, r *http.Request, tx pgx.Tx) erro
 	return nil
 }
 
-func (s *Service) start(ctx context.Context, tx pgx.Tx, t *request) (saga.Started, error) {
+func (s *Service) startSaga(ctx context.Context, tx pgx.Tx, t *request) (saga.Started, error) {
 	started, err := s.starter.Start(ctx, tx, saga.ID{},
 		State{Traveller: t.Traveller, Flight: t.Flight, Hotel: t.Hotel, Car: t.Car, Budget: t.Budget})
 	if err != nil {
@@ -154,7 +154,7 @@ func (s *Service) start(ctx context.Context, tx pgx.Tx, t *request) (saga.Starte
 	return started, nil
 }
 
-func (s *Service) ledger(ctx context.Context) (l command.Ledger, err error) {
+func (s *Service) readLedger(ctx context.Context) (l command.Ledger, err error) {
 	rows, _ := s.db.Query(ctx, "SELECT trip_id::text, '', 'written', '', at FROM "+s.schema+".itinerary ORDER BY at")
 	l.Entries, err = pgx.CollectRows(rows, pgx.RowToStructByPos[command.Entry])
 	return l, err
