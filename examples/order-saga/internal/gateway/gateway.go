@@ -1,7 +1,6 @@
-// Package gateway simulates a card processor. It stands for a third party: the
-// services know it by HTTP alone. Its ledger is durable, and it honours the
-// Idempotency-Key with package idemkey, as processors do; or, if it is to be plain,
-// keeps the key as a reference and moves money each time that it is asked to.
+// Package gateway simulates a card processor. It stands for a third party: the services reach it
+// by HTTP alone. Its ledger is durable, and it honours the Idempotency-Key with package idemkey, as
+// processors do. A plain gateway keeps the key as a reference only, and moves money at each request.
 package gateway
 
 import (
@@ -29,13 +28,13 @@ var files embed.FS
 // Migrations are the gateway's own tables.
 var Migrations, _ = fs.Sub(files, "migrations") // the folder is embedded: there is no error
 
-// The cards that something happens to. Any other known card is tok_ok.
+// The known cards. All but tok_ok cause a failure or a delay.
 const (
 	cardOK        = "tok_ok"
 	cardDeclined  = "tok_declined"
 	cardFlaky     = "tok_flaky"      // 503 twice, then charges
 	cardLostReply = "tok_lost_reply" // charges, then answers 504 the first time
-	cardSlow      = "tok_slow"       // takes its time
+	cardSlow      = "tok_slow"       // charges after slowness
 )
 
 const (
@@ -57,8 +56,7 @@ type Service struct {
 	Sweeper *idemkey.Sweeper
 }
 
-// NewService returns a Service whose ledger is in schema. A plain one does not know
-// what idempotency is.
+// NewService returns a Service whose ledger is in schema. If plain is true, it ignores idempotency.
 func NewService(db *pgxpool.Pool, schema string, plain bool, logger *slog.Logger) (*Service, error) {
 	store, err := idempg.New(db, &idempg.Options{Schema: schema})
 	if err != nil {
@@ -92,7 +90,7 @@ func (s *Service) runOncePerKey(h txHandler) http.Handler {
 	return s.idem.Handler(idempg.HandleTx(h))
 }
 
-// An instruction is the body of both POSTs; a refund has no card and no currency.
+// An instruction is the body of both POSTs. A refund has no card and no currency.
 type instruction struct {
 	OrderID  string `json:"order_id"`
 	Amount   int64  `json:"amount"`
@@ -129,14 +127,14 @@ func (s *Service) chargeCard(w http.ResponseWriter, r *http.Request, tx pgx.Tx) 
 			return r.Context().Err()
 		}
 	case cardFlaky:
-		// A 503 is rolled back and the key may run again: the middleware
-		// counts the attempts, or the table of references.
+		// A 503 is rolled back and the key may run again. The middleware counts the attempts, or
+		// for a plain gateway the table of references.
 		if attempt <= flakyRefuses {
 			api.Program.WriteProblem(w, http.StatusServiceUnavailable, "try-again", "the card's bank does not answer")
 			return nil
 		}
 	case cardLostReply:
-		if !s.plain || attempt == 1 { // a replay does not come here
+		if !s.plain || attempt == 1 { // a replay does not reach the handler
 			w.Header().Set(headerLoseReply, "1")
 		}
 	case cardDeclined:
@@ -153,8 +151,8 @@ func (s *Service) chargeCard(w http.ResponseWriter, r *http.Request, tx pgx.Tx) 
 	return nil
 }
 
-// refundCharge pays back an order's charge. A second refund, under another key, is a
-// conflict.
+// refundCharge pays back an order's charge. It answers 409 if the refunds would exceed the charge,
+// as a second refund under another key does.
 func (s *Service) refundCharge(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
 	var m instruction
 	if !m.readInstruction(w, r) {
@@ -165,7 +163,7 @@ func (s *Service) refundCharge(w http.ResponseWriter, r *http.Request, tx pgx.Tx
 		return err
 	}
 	var charged, refunded int64
-	// The lock makes two refunds of one order take turns.
+	// The lock serializes the refunds of one order.
 	err = tx.QueryRow(r.Context(), "SELECT amount FROM "+s.schema+".ledger WHERE order_id = $1 AND kind = 'charge' ORDER BY id LIMIT 1 FOR UPDATE",
 		m.OrderID).Scan(&charged)
 	if errors.Is(err, pgx.ErrNoRows) {
@@ -206,8 +204,8 @@ type Entry struct {
 	At      time.Time `json:"at"`
 }
 
-// serveMovement answers what became of the requests with a key: the movement that
-// they made, if they made one. A decline moved nothing, so it is 404 as well.
+// serveMovement returns a handler that answers with the movement of that kind under a key. If no
+// request with the key moved money, it answers 404, and so it does after a decline.
 func (s *Service) serveMovement(kind string) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		rows, _ := s.db.Query(r.Context(), "SELECT kind, key, order_id, amount, at FROM "+s.schema+".ledger WHERE kind = $1 AND key = $2 ORDER BY id LIMIT 1",

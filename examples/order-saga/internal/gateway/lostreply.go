@@ -6,12 +6,12 @@ import (
 	"github.com/sagamill/sagamill/examples/order-saga/internal/api"
 )
 
-// headerLoseReply marks a response that shall not reach the client. It is not
-// among the headers that are stored with a response, so a replay gets through.
+// headerLoseReply marks a response that must not reach the client. It is not stored with the
+// response, so a replay reaches the client.
 const headerLoseReply = "X-Lose-Reply"
 
-// dropMarkedReplies stands where a proxy would: the charge behind it is committed,
-// and the client gets a 504.
+// dropMarkedReplies answers 504 in place of a marked response, as a proxy between client and
+// gateway would. The charge is committed nevertheless.
 func dropMarkedReplies(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		next.ServeHTTP(&lossyWriter{ResponseWriter: w}, r)
@@ -23,7 +23,7 @@ type lossyWriter struct {
 	lost bool
 }
 
-// WriteHeader answers 504 instead of a response that is marked.
+// WriteHeader answers 504 if the response is marked.
 func (w *lossyWriter) WriteHeader(status int) {
 	if w.Header().Get(headerLoseReply) == "" {
 		w.ResponseWriter.WriteHeader(status)
@@ -34,7 +34,7 @@ func (w *lossyWriter) WriteHeader(status int) {
 	api.Program.WriteProblem(w.ResponseWriter, http.StatusGatewayTimeout, "reply-lost", "the processor's answer did not arrive in time")
 }
 
-// Write drops the body of a response that is lost.
+// Write drops the body of a marked response.
 func (w *lossyWriter) Write(body []byte) (int, error) {
 	if w.lost {
 		return len(body), nil

@@ -17,8 +17,8 @@ const maxReference = 255
 
 type txHandler func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error
 
-// runEachTime runs h for every request, whatever its key: a processor that knows
-// nothing of idempotency. The answer is sent once h's work has committed.
+// runEachTime runs h for every request regardless of its key, as a processor without idempotency
+// does. It sends the answer after h's transaction has committed.
 func (s *Service) runEachTime(h txHandler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if key := r.Header.Get(headerKey); key == "" || len(key) > maxReference {
@@ -55,8 +55,7 @@ func (h *heldResponse) sendResponse(w http.ResponseWriter) {
 	_, _ = w.Write(h.body.Bytes())
 }
 
-// countRequest returns the request's key and how often it was sent, this time
-// included.
+// countRequest returns the request's key, and the number of requests with it including this one.
 func (s *Service) countRequest(ctx context.Context, tx pgx.Tx, r *http.Request) (key string, attempt int, err error) {
 	if !s.plain {
 		info, _ := idemkey.Info(ctx)

@@ -1,6 +1,6 @@
-// Package order is the service that takes orders and tells what became of
-// them. An order and the message that sets its saga off are one transaction;
-// afterwards the service only records what the others say.
+// Package order is the service that accepts orders and shows their status. One transaction stores
+// an order and the message that begins its saga. Afterwards the service only records the messages
+// of the other services.
 package order
 
 import (
@@ -33,7 +33,7 @@ var files embed.FS
 // Migrations are the service's own tables.
 var Migrations, _ = fs.Sub(files, "migrations") // the folder is embedded: there is no error
 
-// A Service takes orders.
+// A Service accepts orders.
 type Service struct {
 	db     *pgxpool.Pool
 	outbox *outbox.Writer
@@ -45,14 +45,14 @@ type Service struct {
 	Sweeper *idemkey.Sweeper
 }
 
-// Watchers see what the service does. The zero value is nobody.
+// Watchers observe the service. The zero value observes nothing.
 type Watchers struct {
 	Tracer   outbox.WriterTracer
 	Requests idemkey.Observer
 }
 
-// NewService returns a Service whose tables are in schema. wake is called after each
-// commit that may have put something into the outbox.
+// NewService returns a Service whose tables are in schema. It calls wake after each commit that may
+// have put something into the outbox.
 func NewService(db *pgxpool.Pool, schema string, wake func(), w Watchers, logger *slog.Logger) (*Service, error) {
 	writer, err := outbox.NewWriter(&outbox.WriterOptions{Schema: schema, Tracer: w.Tracer})
 	if err != nil {
@@ -98,13 +98,13 @@ var (
 	item     = regexp.MustCompile(`^[\pL\pN][\pL\pN ._-]{0,99}$`)
 )
 
-// The most that one order may be of.
+// The limits of one order.
 const (
 	maxQuantity = 1000
 	maxAmount   = 100_000_000
 )
 
-// checkRequest returns what is wrong with the request, for the client to read.
+// checkRequest returns an error for the client if a member of the request is invalid.
 func (o *request) checkRequest() error {
 	switch {
 	case !item.MatchString(o.Item):
@@ -121,8 +121,8 @@ func (o *request) checkRequest() error {
 	return nil
 }
 
-// createOrder takes an order. The middleware has made sure that it runs once for
-// the request's key, and commits tx together with the response.
+// createOrder accepts an order. The middleware runs it once for the request's key, and commits tx
+// together with the response.
 func (s *Service) createOrder(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
 	var o request
 	if err := web.DecodeBody(r, &o); err != nil {
@@ -142,7 +142,8 @@ func (s *Service) createOrder(w http.ResponseWriter, r *http.Request, tx pgx.Tx)
 	return nil
 }
 
-// storeOrder writes the order, its steps and the message that begins the saga.
+// storeOrder writes the order, its steps and the message that begins the saga. It returns the
+// order's ID.
 func (s *Service) storeOrder(ctx context.Context, tx pgx.Tx, o request) (string, error) {
 	key, ok := idemkey.Info(ctx)
 	if !ok {
@@ -187,7 +188,7 @@ type stepView struct {
 	At       time.Time `json:"at"`
 }
 
-// showOrder tells what became of an order. Another tenant's order is not found.
+// showOrder answers with the status of an order. For another tenant's order it answers 404.
 func (s *Service) showOrder(w http.ResponseWriter, r *http.Request) {
 	tenant, err := web.ReadTenant(r)
 	if err != nil {
@@ -207,7 +208,8 @@ func (s *Service) showOrder(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// findOrder reads order and steps in one statement, so that they are of one moment.
+// findOrder reads the order and its steps in one statement, hence in one snapshot. The error is
+// pgx.ErrNoRows if the tenant has no such order.
 func (s *Service) findOrder(ctx context.Context, id, tenant string) (view, error) {
 	if uuid.Validate(id) != nil {
 		return view{}, pgx.ErrNoRows

@@ -11,8 +11,8 @@ import (
 	"github.com/sagamill/sagamill/examples/order-saga/internal/event"
 )
 
-// BuildSteps are the service's part in the saga: to record what the others did.
-// Their messages come from different services, so they may come in any order.
+// BuildSteps returns the service's steps, which record what the other services did. The messages
+// come from different services, so they arrive in any order.
 func (s *Service) BuildSteps() []consumer.Step {
 	return []consumer.Step{
 		{Name: "record-payment", Action: consumer.On(event.PaymentProcessed,
@@ -39,15 +39,15 @@ func (s *Service) BuildSteps() []consumer.Step {
 	}
 }
 
-// heard is what a message says about a step.
+// A stepReport is the state of a step that a message reports.
 type stepReport struct {
 	step, state string
 	attempts    int
 }
 
-// recordProgress moves an order on. Completed and cancelled are final, and so is
-// compensated for a step: what comes late changes nothing. The order's row is
-// locked first, so that an order's messages take turns.
+// recordProgress stores a new status of an order and of its steps. Completed and cancelled are final
+// for an order, and compensated is final for a step: a late message changes neither. The lock on the
+// order's row serializes the order's messages.
 func (s *Service) recordProgress(ctx context.Context, tx pgx.Tx, orderID, status, reason string, steps ...stepReport) error {
 	batch, known := &pgx.Batch{}, false
 	batch.Queue("SELECT true FROM "+s.schema+".orders WHERE id = $1 FOR UPDATE", orderID).QueryRow(func(row pgx.Row) error {

@@ -30,27 +30,27 @@ type Refund struct {
 	Amount  int64  `json:"amount"`
 }
 
-// A DeclinedError is the gateway's answer that the card may not be charged.
+// A DeclinedError reports that the gateway declined to charge the card.
 type DeclinedError struct{ Reason string }
 
-// Error says why.
+// Error includes the gateway's reason.
 func (e *DeclinedError) Error() string { return "payment: card declined: " + e.Reason }
 
 // A Gateway is a client of the payment gateway at URL.
 type Gateway struct {
 	URL    string
 	Client *http.Client
-	Plain  bool // it does what it is told each time, whatever the key
+	Plain  bool // the gateway moves money at each request, regardless of the key
 }
 
-// Charge charges a card, once for each key unless the gateway is plain. An
-// error other than a [*DeclinedError] or a [consumer.NotDone] leaves open whether
-// it did.
+// Charge charges a card, once for each key unless the gateway is plain. After an error other than a
+// [*DeclinedError] or a [consumer.NotDone], the card may have been charged.
 func (g Gateway) Charge(ctx context.Context, key string, c Charge) error {
 	return g.postRequest(ctx, "/charges", key, c)
 }
 
-// Refund pays an order's charge back, as Charge charges.
+// Refund pays an order's charge back, once for each key unless the gateway is plain. After an error
+// other than a [consumer.NotDone], it may have been paid back.
 func (g Gateway) Refund(ctx context.Context, key string, r Refund) error {
 	return g.postRequest(ctx, "/refunds", key, r)
 }
@@ -74,7 +74,7 @@ func (g Gateway) postRequest(ctx context.Context, path, key string, body any) er
 	if err != nil {
 		return markHopeless(fmt.Errorf("payment: gateway: %w", err))
 	}
-	r.GetBody = nil // or net/http would send it again on its own, because of the key
+	r.GetBody = nil // because of the key, net/http would repeat the request by itself
 	r.Header.Set("Content-Type", "application/json")
 	r.Header.Set("Idempotency-Key", key)
 	status, text, err := g.sendRequest(r)
@@ -101,7 +101,7 @@ func (g Gateway) findMovement(ctx context.Context, path string) (amount int64, f
 	switch {
 	case status == http.StatusOK && err == nil && answer.Amount > 0:
 		return answer.Amount, true, nil
-	case status == http.StatusNotFound && answer.Code == "movement-unknown": // not any 404 of whoever stands in between
+	case status == http.StatusNotFound && answer.Code == "movement-unknown": // a 404 of a proxy has no such code
 		return 0, false, nil
 	default:
 		return 0, false, fmt.Errorf("payment: gateway: %d %s", status, answer.Code)
@@ -113,7 +113,7 @@ func (g Gateway) sendRequest(r *http.Request) (status int, text []byte, err erro
 	var network *net.OpError
 	switch {
 	case errors.As(err, &network) && network.Op == "dial":
-		return 0, nil, consumer.NotDone(fmt.Errorf("payment: gateway: %w", err)) // it has heard nothing
+		return 0, nil, consumer.NotDone(fmt.Errorf("payment: gateway: %w", err)) // the gateway received nothing
 	case err != nil:
 		return 0, nil, fmt.Errorf("payment: gateway: %w", err)
 	}
@@ -125,8 +125,8 @@ func (g Gateway) sendRequest(r *http.Request) (status int, text []byte, err erro
 	return answer.StatusCode, text, nil
 }
 
-// The problems by which the gateway itself says that it has done nothing: with
-// final ones the request will never do, with passing ones it may come again.
+// The codes of problems by which the gateway itself says that it has done nothing. A request with a
+// final problem never succeeds. A request with a passing problem may succeed later.
 var (
 	final = map[string]bool{
 		"movement-invalid": true, "charge-unknown": true, "over-refund": true,
@@ -135,10 +135,11 @@ var (
 	passing = map[string]bool{"try-again": true, "starting": true}
 )
 
-// judgeAnswer says what an answer means: done, declined, come again, or hopeless.
+// judgeAnswer returns nil if the gateway has done what the request asks for, and a [*DeclinedError]
+// if the card was declined. Any other error says whether the request may be repeated.
 func judgeAnswer(status int, body []byte) error {
 	var problem struct{ Code, Detail string }
-	_ = json.Unmarshal(body, &problem) // whoever stands between may answer in HTML
+	_ = json.Unmarshal(body, &problem) // a proxy may answer in HTML, and then there is no code
 	err := fmt.Errorf("payment: gateway: %d %s", status, problem.Code)
 	switch {
 	case status >= 200 && status < 300:
@@ -149,10 +150,10 @@ func judgeAnswer(status int, body []byte) error {
 		return markHopeless(err)
 	case passing[problem.Code]:
 		return consumer.NotDone(err)
-	default: // of the gateway, or of whoever stands in between: it may be mended
+	default: // an error of the gateway or of a proxy, which may pass
 		return err
 	}
 }
 
-// markHopeless marks the error of a request that did nothing and never will.
+// markHopeless marks the error of a request that did nothing and cannot succeed.
 func markHopeless(err error) error { return consumer.Terminal(consumer.NotDone(err)) }

@@ -1,6 +1,5 @@
-// Package payment is the service that charges cards, through a payment gateway
-// that belongs to somebody else and can be slow, down, or silent after it has
-// charged.
+// Package payment is the service that charges cards, through the payment gateway of a third party.
+// The gateway can be slow, down, or silent after it has charged.
 package payment
 
 import (
@@ -26,8 +25,8 @@ var files embed.FS
 // Migrations are the service's own tables.
 var Migrations, _ = fs.Sub(files, "migrations") // the folder is embedded: there is no error
 
-// The gateway may be down for a while, and an order must not be given up
-// because of that: with these limits it is tried for about eight hours.
+// An order must not fail because the gateway is down for a while. With these limits a payment is
+// retried for about eight hours.
 const (
 	maxAttempts = 1000
 	retryCap    = time.Minute
@@ -51,10 +50,10 @@ func NewService(db *pgxpool.Pool, schema string, gateway Gateway) *Service {
 	return &Service{db: db, schema: schema, gateway: gateway}
 }
 
-// BuildSteps are the service's part in the saga. A gateway that honours keys is
-// simply called again when it is not known what came of a call; a plain one is
-// asked first, and before the first call, too: it would charge again for an order
-// that a database has forgotten.
+// BuildSteps returns the service's steps. After a call with an unknown outcome, a gateway that
+// honours keys is called again. A plain gateway is first asked for the movement, even before the
+// first call: a restored database may have forgotten an earlier call, and the gateway would charge
+// again.
 func (s *Service) BuildSteps() []consumer.Step {
 	charged, refunded := s.lookUpCharge, s.lookUpRefund
 	if !s.gateway.Plain {
@@ -73,10 +72,10 @@ func (s *Service) BuildSteps() []consumer.Step {
 	}}
 }
 
-// A verdict is the gateway's on a charge: it was made, or declined and why.
-type verdict struct{ declined string }
+// A verdict is the gateway's answer to a charge.
+type verdict struct{ declined string } // the reason of a decline; empty: charged
 
-// chargeCard asks the gateway for the money.
+// chargeCard has the gateway charge the card. A decline is a verdict and no error.
 func (s *Service) chargeCard(ctx context.Context, in consumer.Message[event.Order], key string) (verdict, error) {
 	o := in.Body
 	err := s.gateway.Charge(ctx, key, Charge{OrderID: o.OrderID, Amount: o.Amount, Currency: o.Currency, Card: o.Card})
@@ -87,8 +86,8 @@ func (s *Service) chargeCard(ctx context.Context, in consumer.Message[event.Orde
 	return verdict{}, err
 }
 
-// lookUpCharge asks the gateway whether it has the money. A decline is not found: it
-// moved nothing, and is asked for again.
+// lookUpCharge asks the gateway whether it has charged the card. A declined charge is not found, so
+// the card is charged again and declined again.
 func (s *Service) lookUpCharge(ctx context.Context, _ consumer.Message[event.Order], key string) (verdict, bool, error) {
 	_, found, err := s.gateway.FindCharge(ctx, key)
 	return verdict{}, found, err
@@ -111,9 +110,8 @@ func (s *Service) recordCharge(ctx context.Context, tx pgx.Tx, in consumer.Messa
 	return sendEvent(emit, event.PaymentProcessed, event.ArrangeShipping, o)
 }
 
-// refundCharge gives the money back, if there was any, and returns how much. The
-// payment is as its action's commit left it: the compensation comes after that,
-// and nothing else changes it.
+// refundCharge pays the charge back and returns its amount, which is 0 if the card was declined. The
+// row that it reads is final: the action has committed it, and only the compensation changes it.
 func (s *Service) refundCharge(ctx context.Context, in consumer.Message[event.Outcome], key string) (amount int64, err error) {
 	err = s.db.QueryRow(ctx, "SELECT amount FROM "+s.schema+".payment WHERE order_id = $1 AND state = 'charged'", in.Body.OrderID).Scan(&amount)
 	if errors.Is(err, pgx.ErrNoRows) {

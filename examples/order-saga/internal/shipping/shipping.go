@@ -1,5 +1,4 @@
-// Package shipping is the service that sends goods on their way, or says that
-// it cannot.
+// Package shipping is the service that arranges shipments, or rejects them.
 package shipping
 
 import (
@@ -22,7 +21,7 @@ var files embed.FS
 // Migrations are the service's own tables.
 var Migrations, _ = fs.Sub(files, "migrations") // the folder is embedded: there is no error
 
-// unshippable is the item that nobody will carry.
+// unshippable is the item whose shipment is rejected.
 const unshippable = "unshippable"
 
 // A Service arranges shipments.
@@ -31,7 +30,7 @@ type Service struct{ schema string }
 // NewService returns a Service whose tables are in schema.
 func NewService(schema string) *Service { return &Service{schema: schema} }
 
-// BuildSteps are the service's part in the saga.
+// BuildSteps returns the service's step.
 func (s *Service) BuildSteps() []consumer.Step {
 	return []consumer.Step{{Name: event.ArrangeShipping, Action: consumer.On(event.PaymentProcessed, s.arrangeShipment)}}
 }

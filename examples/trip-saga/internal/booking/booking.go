@@ -1,5 +1,4 @@
-// Package booking is the services that hold seats, rooms and cars: three of a kind,
-// each with tables of its own.
+// Package booking is the three services that hold seats, rooms and cars. Each has its own tables.
 package booking
 
 import (
@@ -29,36 +28,36 @@ var files embed.FS
 // Migrations are the tables of each of the services.
 var Migrations, _ = fs.Sub(files, "migrations") // the folder is embedded: there is no error
 
-// plenty is more than anybody books.
+// unlimited is more than a demo books.
 const unlimited = math.MaxInt32
 
-// stock is what the services begin with.
+// stock is the initial stock of each service, by item.
 var stock = map[string]map[string]int64{
 	command.Flight: {"LH100": unlimited, "ZZ9": 4, "GONE": 0},
 	command.Hotel:  {"grand": unlimited, "full-house": 0, slowInn: unlimited, lateInn: unlimited, silentInn: unlimited},
 	command.Car:    {"compact": unlimited, "convertible": 0},
 }
 
-// The odd hotels.
+// The hotels that delay their answer.
 const (
-	slowInn   = "slow-inn"   // answers in time, but not at once
-	lateInn   = "late-inn"   // takes the booking, and answers when nobody waits any more
-	silentInn = "silent-inn" // never comes to it
+	slowInn   = "slow-inn"   // answers after half of the deadline
+	lateInn   = "late-inn"   // takes the booking, and answers after the deadline
+	silentInn = "silent-inn" // takes no booking and never answers
 )
 
-// A Service holds units of one kind of thing.
+// A Service holds seats, rooms or cars.
 type Service struct {
 	db           *pgxpool.Pool
 	name, schema string
 }
 
-// NewService returns the service of that name, whose tables are in schema.
+// NewService returns the service called name, whose tables are in schema.
 func NewService(db *pgxpool.Pool, name, schema string) *Service {
 	return &Service{db: db, name: name, schema: schema}
 }
 
-// FillStock puts what there is to book on sale, unless it is. It may be called by any
-// number of processes.
+// FillStock stores the initial stock of the items that are not in stock yet. Any number of processes
+// may call it.
 func (s *Service) FillStock(ctx context.Context) error {
 	for item, n := range stock[s.name] {
 		_, err := s.db.Exec(ctx, "INSERT INTO "+s.schema+".stock (item, capacity, free) VALUES ($1, $2, $2) ON CONFLICT DO NOTHING", item, n)
@@ -69,9 +68,8 @@ func (s *Service) FillStock(ctx context.Context) error {
 	return nil
 }
 
-// BuildSteps are the service's part in the saga. Its handlers do nothing outside of their
-// transaction, so that a cancellation need not wait for a booking that is
-// yet to be tried again.
+// BuildSteps returns the service's step. Its handlers do nothing outside of their transaction.
+// Therefore a cancellation need not wait for a booking that is retrying.
 func (s *Service) BuildSteps() []consumer.Step {
 	book := saga.On(command.BookTopic(s.name), s.bookUnit)
 	if s.name == command.Hotel {
@@ -85,7 +83,7 @@ func (s *Service) BuildSteps() []consumer.Step {
 	})}
 }
 
-// bookUnit takes a unit, if there is one.
+// bookUnit takes a unit, or rejects the booking if none is free.
 func (s *Service) bookUnit(ctx context.Context, tx pgx.Tx, in consumer.Message[command.Booking]) (command.Booked, error) {
 	number, ok, err := s.takeUnit(ctx, tx, in)
 	if err == nil && !ok {
@@ -98,8 +96,8 @@ func (s *Service) formatSoldOut(b command.Booking) string {
 	return s.name + " " + b.Item + " is sold out"
 }
 
-// takeUnit notes who holds the unit that it takes. The stock's row is locked then until
-// the transaction ends, so that the last unit is sold once.
+// takeUnit takes a unit for the trip and returns its number. If none is free, ok is false. The
+// stock's row stays locked until the transaction ends, so that the last unit is sold once.
 func (s *Service) takeUnit(ctx context.Context, tx pgx.Tx, in consumer.Message[command.Booking]) (number string, ok bool, err error) {
 	tag, err := tx.Exec(ctx, "UPDATE "+s.schema+".stock SET free = free - 1 WHERE item = $1 AND free > 0", in.Body.Item)
 	if err != nil {
@@ -117,9 +115,8 @@ func (s *Service) takeUnit(ctx context.Context, tx pgx.Tx, in consumer.Message[c
 	return number, true, nil
 }
 
-// releaseUnits gives back what the booking holds. It need not ask whether there is one, or
-// whether it was given back before: the inbox sees to it that it is called for a
-// booking that was made, and once.
+// releaseUnits gives the booking's unit back. It need not check that the booking exists, or that it
+// was not given back before: the inbox runs it only for a booking that was made, and only once.
 func (s *Service) releaseUnits(ctx context.Context, tx pgx.Tx, in consumer.Message[command.Booking]) error {
 	rows, err := tx.Query(ctx, "UPDATE "+s.schema+".booking SET state = 'released' WHERE trip_id = $1 AND n = $2 RETURNING item",
 		in.CorrelationID, in.N)
@@ -140,8 +137,8 @@ func (s *Service) releaseUnits(ctx context.Context, tx pgx.Tx, in consumer.Messa
 
 var errSilent = errors.New("the hotel does not answer")
 
-// bookHotelRoom is book for the hotels, of which some keep the saga waiting: what is
-// to be published later is still decided now, in this transaction.
+// bookHotelRoom is bookUnit for hotels, some of which delay their answer. This transaction writes
+// the answer, and the outbox publishes it after the delay.
 func (s *Service) bookHotelRoom(ctx context.Context, tx pgx.Tx, in consumer.Message[command.Booking], emit consumer.Emit) error {
 	var wait time.Duration
 	switch in.Body.Item {
@@ -162,7 +159,7 @@ func (s *Service) bookHotelRoom(ctx context.Context, tx pgx.Tx, in consumer.Mess
 	return saga.Done(delayMessages(emit, wait), in.Delivery, command.Booked{Number: number})
 }
 
-// delayMessages returns emit for messages that wait in the outbox.
+// delayMessages returns emit for messages that wait in the outbox so long.
 func delayMessages(emit consumer.Emit, wait time.Duration) consumer.Emit {
 	return func(msgs ...outbox.Message) {
 		for i := range msgs {

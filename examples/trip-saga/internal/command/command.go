@@ -1,11 +1,11 @@
-// Package command is what the services of the trip saga say to each other: the
-// only thing they share. How they answer is package saga's.
+// Package command has the commands of the trip saga, and the ledgers by which the demo checks the
+// services. Package saga defines the form of replies.
 package command
 
 import "time"
 
-// The services that book something. Each is also the name of its step, and of
-// the step's messages what comes before the dot.
+// The services that book something. Each is also the name of its step, and the part before the dot
+// in the topics of its commands.
 const (
 	Flight = "flight"
 	Hotel  = "hotel"
@@ -18,10 +18,10 @@ const (
 	Mail   = "mail.send"
 )
 
-// BookTopic is the topic on which a service takes bookings.
+// BookTopic returns the topic of bookings for a service.
 func BookTopic(service string) string { return service + ".book" }
 
-// CancelTopic is the topic on which a service undoes them.
+// CancelTopic returns the topic of cancellations of bookings.
 func CancelTopic(service string) string { return service + ".cancel" }
 
 // A Booking asks for a seat, a room or a car, or gives it back.
@@ -29,17 +29,17 @@ type Booking struct {
 	Item      string `json:"item"`
 	Traveller string `json:"traveller"`
 
-	// AnswerWithin is how long the answer is waited for. The services need not know; the
-	// odd hotels of the example do, to be late.
+	// AnswerWithin is how long the saga waits for the answer. Only the example's hotels that delay
+	// their answer need it.
 	AnswerWithin time.Duration `json:"answer_within"`
 }
 
-// A Booked is the answer.
+// A Booked is the answer to a Booking.
 type Booked struct {
 	Number string `json:"number"`
 }
 
-// A Ticketing asks for the ticket of a trip of which everything is booked.
+// A Ticketing asks for the ticket of a trip whose bookings are complete.
 type Ticketing struct {
 	Traveller string   `json:"traveller"`
 	Numbers   []string `json:"numbers"`
@@ -51,13 +51,13 @@ type Confirmation struct {
 	Ticket    string `json:"ticket"`
 }
 
-// A Ledger is what a service tells of its work: GET /ledger/{service}.
+// A Ledger is the body of GET /ledger/{service}.
 type Ledger struct {
 	Stock   []Stock `json:"stock,omitempty"`
 	Entries []Entry `json:"entries"`
 }
 
-// A Stock is how much of an item there was, and is left.
+// A Stock is the initial and the free number of units of an item.
 type Stock struct {
 	Item     string `json:"item"`
 	Capacity int64  `json:"capacity"`

@@ -1,5 +1,5 @@
-// Package mail is the service that confirms trips. Here a mail is a row: what
-// calls another system is a consumer.Effect, as in the order example.
+// Package mail is the service that confirms trips. In this example a mail is a row. A call of another
+// system would be a consumer.Effect, as in the order example.
 package mail
 
 import (
@@ -39,13 +39,13 @@ type Service struct {
 // NewService returns a Service whose tables are in schema.
 func NewService(db *pgxpool.Pool, schema string) *Service { return &Service{db: db, schema: schema} }
 
-// BuildSteps are the service's part in the saga.
+// BuildSteps returns the service's step.
 func (s *Service) BuildSteps() []consumer.Step {
 	return []consumer.Step{saga.Participant(consumer.Step{Name: "mail", Action: saga.On(command.Mail, s.sendConfirmation)})}
 }
 
-// sendConfirmation sends the mail, or notes that it has bounced: a rejection commits what was
-// done with it, and the saga asks again with a command of its own.
+// sendConfirmation sends the mail, or records that it bounced and rejects the command. A rejection
+// commits the transaction. The saga asks again with another command.
 func (s *Service) sendConfirmation(ctx context.Context, tx pgx.Tx, in consumer.Message[command.Confirmation]) (any, error) {
 	bounced := 0
 	if in.Body.Traveller == fullBox {

@@ -1,5 +1,5 @@
-// Package ticketing is the service that issues tickets. A ticket cannot be taken
-// back: it is the saga's pivot.
+// Package ticketing is the service that issues tickets. Its step is the saga's pivot, because a
+// ticket cannot be taken back.
 package ticketing
 
 import (
@@ -25,7 +25,7 @@ var files embed.FS
 // Migrations are the service's own tables.
 var Migrations, _ = fs.Sub(files, "migrations") // the folder is embedded: there is no error
 
-// noFly is a traveller whom nobody issues a ticket for.
+// noFly is a traveller whose ticket is rejected.
 const noFly = "Nofly"
 
 // A Service issues tickets.
@@ -37,7 +37,7 @@ type Service struct {
 // NewService returns a Service whose tables are in schema.
 func NewService(db *pgxpool.Pool, schema string) *Service { return &Service{db: db, schema: schema} }
 
-// BuildSteps are the service's part in the saga. It undoes nothing.
+// BuildSteps returns the service's step. It has no compensation.
 func (s *Service) BuildSteps() []consumer.Step {
 	return []consumer.Step{saga.Participant(consumer.Step{Name: "ticket", Action: saga.On(command.Ticket, s.issueTicket)})}
 }

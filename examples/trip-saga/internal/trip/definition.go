@@ -13,19 +13,19 @@ import (
 	"github.com/sagamill/sagamill/saga"
 )
 
-// Name is that of the saga.
+// Name is the saga's name.
 const Name = "trip"
 
-// version is raised whenever the steps below change. Until the last trip of the one before has
-// ended, that is defined too.
+// version is raised whenever the steps below change. The program keeps defining the previous version
+// until its last trip has ended.
 const version = 1
 
-// A State is what the saga knows of a trip.
+// A State is the saga's data about a trip.
 type State struct {
 	Traveller string `json:"traveller"`
 	Flight    string `json:"flight"`
 	Hotel     string `json:"hotel"`
-	Car       string `json:"car,omitempty"` // empty: none is wanted
+	Car       string `json:"car,omitempty"` // empty: no car is wanted
 	Budget    int64  `json:"budget"`        // in cents
 
 	Price        int64  `json:"price,omitempty"`
@@ -35,9 +35,8 @@ type State struct {
 	Ticket       string `json:"ticket,omitempty"`
 }
 
-// DefineSaga returns the saga of a trip, for a service whose tables are in schema. A
-// booking is waited for as long as patience, and twice as long for all that comes
-// before the ticket.
+// DefineSaga returns the saga of a trip, for a service whose tables are in schema. The deadline of a
+// booking is patience, and the deadline of all steps before the ticket is twice as long.
 func DefineSaga(schema string, patience time.Duration) (*saga.Definition[State], error) {
 	own := localSteps{schema}
 	b := bookings{patience}
@@ -64,10 +63,11 @@ func DefineSaga(schema string, patience time.Duration) (*saga.Definition[State],
 	return d.Within(2 * patience)
 }
 
-// bookings are the steps that hold something.
+// bookings make the steps that book a unit.
 type bookings struct{ patience time.Duration }
 
-// newBookingStep books the item that about names, and keeps its number where about says.
+// newBookingStep returns a step that books the item that about returns. It stores the booking's
+// number at the address that about returns.
 func (b bookings) newBookingStep(service string, about func(*State) (item string, number *string)) saga.Step[State] {
 	body := func(s *State) command.Booking {
 		item, _ := about(s)
@@ -101,11 +101,11 @@ func (s *State) newConfirmation() command.Confirmation {
 	return command.Confirmation{Traveller: s.Traveller, Ticket: s.Ticket}
 }
 
-// local are the steps that the trip service does itself.
+// localSteps are the steps that the trip service does itself.
 type localSteps struct{ schema string }
 
-// quote asks what the trip costs. It is the first step, so it runs in the transaction of
-// the request: a trip over the budget has ended when its customer gets the answer.
+// quotePrice adds up what the trip costs. As the first step it runs in the transaction of the
+// request, so a trip over the budget has ended when its customer gets the answer.
 func (l localSteps) quotePrice(ctx context.Context, tx pgx.Tx, _ saga.Turn, s *State) error {
 	for _, part := range [][2]string{{command.Flight, s.Flight}, {command.Hotel, s.Hotel}, {command.Car, s.Car}} {
 		if part[1] == "" {
@@ -127,7 +127,7 @@ func (l localSteps) quotePrice(ctx context.Context, tx pgx.Tx, _ saga.Turn, s *S
 	return nil
 }
 
-// write writes the itinerary.
+// writeItinerary stores the itinerary.
 func (l localSteps) writeItinerary(ctx context.Context, tx pgx.Tx, t saga.Turn, s *State) error {
 	lines := []string{
 		"itinerary of " + s.Traveller + ", ticket " + s.Ticket,

@@ -30,10 +30,10 @@ type stepView struct {
 	Reason   string             `json:"reason,omitempty"`
 }
 
-// errNoTrip reports a trip that there is not, or not for this tenant.
+// errNoTrip reports that the tenant has no such trip.
 var errNoTrip = errors.New("there is no such trip")
 
-// A ref says which instance a trip is.
+// A tripRef names a trip and its saga's instance, and has the itinerary if it is written.
 type tripRef struct{ id, tenant, key, path, itinerary string }
 
 // A querier is a pool, or a transaction.
@@ -41,12 +41,11 @@ type querier interface {
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }
 
-// findTrip returns where the trip of a request is to be found. The error is an
-// errNoTrip, or the database's.
+// findTrip returns the trip that a request is for. The error is errNoTrip, or the database's.
 func (s *Service) findTrip(ctx context.Context, in querier, r *http.Request) (tripRef, error) {
 	tenant, err := web.ReadTenant(r)
 	if err != nil {
-		return tripRef{}, errNoTrip // Authenticated has let it through
+		return tripRef{}, errNoTrip // cannot be: RequireTenant has checked it
 	}
 	t := tripRef{id: r.PathValue("id"), tenant: tenant}
 	if uuid.Validate(t.id) != nil {
@@ -61,11 +60,11 @@ WHERE t.id = $1 AND t.tenant = $2`, t.id, tenant).Scan(&t.id, &t.key, &t.path, &
 	return t, err
 }
 
-// oneMoment is the transaction in which a trip and its saga are read: a trip that is
-// completed has its itinerary.
+// snapshotTx has one snapshot for a trip and its saga, so that a completed trip is shown with its
+// itinerary.
 var snapshotTx = pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}
 
-// readTrip returns what is shown of the trip of a request.
+// readTrip returns the view of the trip that a request is for.
 func (s *Service) readTrip(ctx context.Context, r *http.Request) (v view, err error) {
 	err = pgx.BeginTxFunc(ctx, s.db, snapshotTx, func(tx pgx.Tx) error {
 		t, err := s.findTrip(ctx, tx, r)
@@ -77,7 +76,7 @@ func (s *Service) readTrip(ctx context.Context, r *http.Request) (v view, err er
 	return v, err
 }
 
-// showTrip tells what became of a trip. Another tenant's is not found.
+// showTrip answers with the status of a trip. For another tenant's trip it answers 404.
 func (s *Service) showTrip(w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := context.WithTimeout(r.Context(), lookTime)
 	defer cancel()
@@ -90,8 +89,8 @@ func (s *Service) showTrip(w http.ResponseWriter, r *http.Request) {
 	web.WriteJSON(w, http.StatusOK, v)
 }
 
-// cancelTrip compensates a trip whose ticket has not been asked for. To say it again
-// changes nothing, and is answered in the same way.
+// cancelTrip compensates a trip whose ticket has not been asked for. A repeated request changes
+// nothing and gets the same answer.
 func (s *Service) cancelTrip(w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := context.WithTimeout(r.Context(), lookTime)
 	defer cancel()
@@ -115,7 +114,7 @@ func (s *Service) cancelTrip(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// errTooLate reports a trip that only goes forward, or has ended.
+// errTooLate reports that a trip has passed its pivot or has ended.
 var errTooLate = errors.New("the ticket has been asked for: the trip cannot be cancelled any more")
 
 func writeFailure(w http.ResponseWriter, err error) {

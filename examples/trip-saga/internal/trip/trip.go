@@ -1,4 +1,4 @@
-// Package trip is the service that takes trips, and the orchestrator of their saga.
+// Package trip is the service that accepts trips, and the definition of their saga.
 package trip
 
 import (
@@ -29,7 +29,7 @@ var files embed.FS
 // Migrations are the service's own tables.
 var Migrations, _ = fs.Sub(files, "migrations") // the folder is embedded: there is no error
 
-// A Service takes trips.
+// A Service accepts trips.
 type Service struct {
 	db        *pgxpool.Pool
 	schema    string
@@ -42,12 +42,12 @@ type Service struct {
 	Sweeper *idemkey.Sweeper
 }
 
-// grace is how long a customer waits whose key was in the hands of a process that was
-// killed: requests get to their first statement much sooner.
+// grace limits how long a key stays claimed if its process is killed before the request's first
+// statement, which comes much sooner. A customer who repeats the request waits so long.
 const grace = 3 * time.Second
 
-// NewService returns a Service whose tables are in schema, and whose trips are instances of d.
-// wake is called after each commit that may have put something into the outbox.
+// NewService returns a Service whose tables are in schema, and whose trips are instances of d. It
+// calls wake after each commit that may have put something into the outbox.
 func NewService(db *pgxpool.Pool, schema string, d *saga.Definition[State], wake func(), logger *slog.Logger) (*Service, error) {
 	starter, err := saga.NewStarter(d, &saga.StarterOptions{Schema: schema})
 	if err != nil {
@@ -101,7 +101,7 @@ var (
 // maxBudget is the most that a trip may cost, in cents.
 const maxBudget = 100_000_000
 
-// checkRequest returns what is wrong with the request, for the client to read.
+// checkRequest returns an error for the client if a member of the request is invalid.
 func (t *request) checkRequest() error {
 	switch {
 	case !traveller.MatchString(t.Traveller):
@@ -118,9 +118,9 @@ func (t *request) checkRequest() error {
 	return nil
 }
 
-// createTrip takes a trip. The middleware has made sure that it runs once for the request's
-// key, and commits tx together with the response: key, trip, instance and the first commands
-// are there, or none of it.
+// createTrip accepts a trip. The middleware runs it once for the request's key, and commits tx
+// together with the response. Key, trip, instance and first commands are stored together or not at
+// all.
 func (s *Service) createTrip(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
 	var t request
 	if err := web.DecodeBody(r, &t); err != nil {
@@ -160,5 +160,5 @@ func (s *Service) readLedger(ctx context.Context) (l command.Ledger, err error) 
 	return l, err
 }
 
-// lookTime is how long the database may take for one answer.
+// lookTime limits how long the database may take for one answer.
 const lookTime = 5 * time.Second
