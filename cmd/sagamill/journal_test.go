@@ -93,7 +93,7 @@ func say(t *testing.T, schema, line string, out io.Writer, more ...string) (code
 	}
 	c := cli.NewCall(cmd, append(append(rest, "-schema", schema, "-database", pgtest.URL()), more...), out, io.Discard)
 	c.Stdin = strings.NewReader(`{"mended":"` + secret + `"}`)
-	if c.Run(t.Context()) != nil {
+	if c.RunCommand(t.Context()) != nil {
 		return 1
 	}
 	return 0
@@ -238,7 +238,7 @@ func TestTheRateHasALimit(t *testing.T) {
 			t.Parallel()
 			cmd, _, _ := findCommand(strings.Fields(line))
 			c := cli.NewCall(cmd, []string{"-h"}, io.Discard, io.Discard)
-			_ = c.Run(t.Context())
+			_ = c.RunCommand(t.Context())
 			if rate := c.Flags.Lookup("rate"); rate == nil || rate.DefValue != "500" {
 				t.Errorf("the flag is %+v, want 500 by default", rate)
 			}

@@ -105,7 +105,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		return printHelp(about, stdout, stderr)
 	}
 	if cmd, rest, found := findCommand(args); found {
-		err = cli.NewCall(cmd, rest, stdout, stderr).Run(ctx)
+		err = cli.NewCall(cmd, rest, stdout, stderr).RunCommand(ctx)
 	}
 	return reportEnd(err, args, stderr)
 }

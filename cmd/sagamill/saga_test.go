@@ -238,7 +238,7 @@ func TestTheErrorNamesSchemas(t *testing.T) {
 			if given {
 				c.Args = append(c.Args, "-schema", "no_such_schema")
 			}
-			err := c.Run(t.Context())
+			err := c.RunCommand(t.Context())
 			if err == nil || strings.Contains(err.Error(), "with -schema: there are ") == given || strings.Count(err.Error(), "has it been migrated") != 1 {
 				t.Errorf("%s, with -schema %t: %v", words, given, err)
 			}

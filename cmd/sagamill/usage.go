@@ -33,7 +33,7 @@ func printHelp(about []string, stdout, stderr io.Writer) int {
 	cmd, rest, found := findCommand(about)
 	switch {
 	case found && len(rest) == 0:
-		return reportEnd(cli.NewCall(cmd, []string{"-h"}, stdout, stderr).Run(context.Background()), about, stderr)
+		return reportEnd(cli.NewCall(cmd, []string{"-h"}, stdout, stderr).RunCommand(context.Background()), about, stderr)
 	case found || findUnknownWords(about) != "":
 		return reportEnd(errUsage, about, stderr)
 	}

@@ -1,3 +1,4 @@
+// Package broker has the commands on the exchanges, queues and users of a topology.
 package broker
 
 import (
@@ -22,6 +23,7 @@ import (
 // maxTopology is how long a topology may be, in bytes.
 const maxTopology = 1 << 20
 
+// Commands returns the commands of the family.
 func Commands() []cli.Command {
 	return []cli.Command{
 		{Words: "broker permissions", About: "print what makes a user of RabbitMQ for each service", Run: brokerPermissions},
@@ -48,7 +50,7 @@ func readTopology(c *cli.Call, name string) (t rabbitmq.Topology, err error) {
 	if err == nil {
 		err = strictjson.Unmarshal(text, &t)
 	}
-	if err == nil { // what is mistyped would be as if it were not there
+	if err == nil { // Unmarshal ignores mistyped members
 		known := json.NewDecoder(bytes.NewReader(text))
 		known.DisallowUnknownFields()
 		err = known.Decode(&rabbitmq.Topology{})
@@ -62,8 +64,8 @@ func readTopology(c *cli.Call, name string) (t rabbitmq.Topology, err error) {
 	return t, nil
 }
 
-// brokerPermissions prints commands and no passwords: those that make the users ask
-// for one each, and are comments, because a shell that reads this would be asked.
+// brokerPermissions prints commands without passwords. The commands that make users ask for a
+// password each. They are printed as comments, because a shell cannot answer.
 func brokerPermissions(_ context.Context, c *cli.Call) error {
 	name := c.Flags.String("topology", "", "file that says what each service publishes and listens to; - for standard input")
 	vhost := c.Flags.String("vhost", "", "virtual host of the permissions; default: that of AMQP_URL, or / without one")
@@ -97,13 +99,13 @@ func brokerPermissions(_ context.Context, c *cli.Call) error {
 	return nil
 }
 
-// findVirtualHost returns the virtual host of a list of URLs, all of which have the same. It is / where
-// there is no list, or none in its URLs.
+// findVirtualHost returns the virtual host of a list of URLs, which all have the same. Without a list,
+// or without a virtual host in its URLs, it is /.
 func findVirtualHost(list string) (string, error) {
 	if list == "" {
 		return "/", nil
 	}
-	if _, err := rabbitmq.NewConfig(list, "vhost", nil); err != nil { // it checks all of them, and repeats none
+	if _, err := rabbitmq.NewConfig(list, "vhost", nil); err != nil { // checks all URLs; its error quotes none
 		return "", err
 	}
 	u, err := amqp.ParseURI(brokerurls.Split(list)[0])
@@ -113,8 +115,8 @@ func findVirtualHost(list string) (string, error) {
 // quoteShell returns s as one word of a shell.
 func quoteShell(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
 
-// parseBroker reads the command line of a command that asks the broker about a
-// topology: its URL, and the topology with names that can be used.
+// parseBroker reads the command line of a command that asks the broker about a topology. It returns
+// the broker's URL, and the topology after a check of its names.
 func parseBroker(c *cli.Call) (at string, t rabbitmq.Topology, err error) {
 	name := c.Flags.String("topology", "", "file that says what each service publishes and listens to; - for standard input")
 	c.Flags.StringVar(&at, "amqp", os.Getenv("AMQP_URL"), "URL of RabbitMQ, or several with commas between them; default: AMQP_URL")
@@ -128,7 +130,7 @@ func parseBroker(c *cli.Call) (at string, t rabbitmq.Topology, err error) {
 		return "", t, fmt.Errorf("-amqp, or AMQP_URL without it: %w", err)
 	}
 	if t, err = readTopology(c, *name); err == nil {
-		_, err = t.Permissions() // which looks at the names
+		_, err = t.Permissions() // checks the names
 	}
 	return at, t, err
 }
@@ -187,7 +189,7 @@ func brokerDelete(ctx context.Context, c *cli.Call) error {
 	return err
 }
 
-// formatPart says what has been done to p, or would be.
+// formatPart describes the deletion of p, or the one that a dry run would do.
 func formatPart(p *rabbitmq.Part, dry bool) string {
 	did, kind, with := "deleted", "queue", ""
 	if dry {

@@ -10,8 +10,8 @@ import (
 	"github.com/sagamill/sagamill/saga"
 )
 
-// ParseAddress parses the command line of a command that is about the instance of a KEY, which is given
-// before the flags, behind them, or as -key.
+// ParseAddress parses the command line of a command about the instance of a KEY. The KEY stands
+// before the flags, behind them, or in -key. If nested is true, -path may name a nested instance.
 func (c *Call) ParseAddress(nested bool) (at saga.Address, err error) {
 	c.Flags.StringVar(&at.Key, "key", "", "the idempotency key, if it is not given without a flag")
 	c.Flags.StringVar(&at.Scope, "scope", "", "of this scope; needed where several have such a key")
@@ -58,7 +58,8 @@ func FormatAddress(a saga.Address) string {
 	return s + ", nested at " + FormatCell(a.Path)
 }
 
-// FormatStatus returns the status, and adds that the instance is paused if the status does not say it.
+// FormatStatus returns the status of an instance. It adds that the instance is paused, unless the
+// status says so.
 func FormatStatus(t *operator.Timeline) string {
 	if t.Paused && t.Status != saga.StatusPaused {
 		return string(t.Status) + ", and paused"

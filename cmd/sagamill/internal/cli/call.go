@@ -25,14 +25,14 @@ const (
 	// connectTimeout limits how long a database may take to accept a connection.
 	connectTimeout = 10 * time.Second
 
-	// readTimeout limits how long a command that only reads may take. A command that changes
+	// ReadTimeout limits how long a command that only reads may take. A command that changes
 	// something continues in batches until it is done or interrupted.
 	ReadTimeout = time.Minute
 
 	maxConns = 2
 )
 
-// A Call is one run of a command: where it prints, and its command line.
+// A Call is one run of a command, with its command line, input and outputs.
 type Call struct {
 	Command        Command
 	Stdin          io.Reader
@@ -45,9 +45,10 @@ type Call struct {
 	environment      error // of a variable with a bad value
 }
 
+// NewCall returns a call of cmd with the flags that all commands have.
 func NewCall(cmd Command, args []string, stdout, stderr io.Writer) *Call {
 	c := &Call{Command: cmd, Stdin: os.Stdin, Stdout: stdout, Stderr: stderr, Args: args, Flags: flag.NewFlagSet(cmd.Words, flag.ContinueOnError)}
-	c.Flags.SetOutput(io.Discard) // run prints the error, and help is printed here
+	c.Flags.SetOutput(io.Discard) // main prints the error, and PrintHelp the flags
 	c.Schema = c.Flags.String("schema", migrations.DefaultSchema, "schema of the tables; default: "+migrations.DefaultSchema)
 	c.Database = c.Flags.String("database", os.Getenv("DATABASE_URL"), "URL of the database; default: DATABASE_URL")
 	allowed, err := plaintext.Allowed()
@@ -55,8 +56,9 @@ func NewCall(cmd Command, args []string, stdout, stderr io.Writer) *Call {
 	return c
 }
 
-// Run runs the command.
-func (c *Call) Run(ctx context.Context) error {
+// RunCommand runs the command. If the schema has no tables of sagamill, or not the instance, the
+// error names schemas that may be meant.
+func (c *Call) RunCommand(ctx context.Context) error {
 	err := c.Command.Run(ctx, c)
 	if sqlschema.Missing(err) && !c.IsGiven([]string{"schema"}) || c.aboutSagas() && errors.Is(err, saga.ErrNoInstance) {
 		return c.nameSchemas(ctx, err)
@@ -67,8 +69,8 @@ func (c *Call) Run(ctx context.Context) error {
 // aboutSagas reports whether the command is about instances of one schema.
 func (c *Call) aboutSagas() bool { return strings.HasPrefix(c.Command.Words, "saga ") }
 
-// nameSchemas adds the schemas that have tables, or sagas, to err, which says that the command's
-// schema has none.
+// nameSchemas adds to err the schemas that have tables, or for a command about instances the schemas
+// that have sagas. err says that the command's schema has none.
 func (c *Call) nameSchemas(ctx context.Context, err error) error {
 	db, openErr := c.OpenDatabase(ctx)
 	if openErr != nil {
@@ -97,7 +99,7 @@ func (c *Call) nameSchemas(ctx context.Context, err error) error {
 	}
 }
 
-// listSchemas names all schemas, or as many as fit.
+// listSchemas returns the names of all schemas, cut off where a line ends.
 func listSchemas(all []migrations.Schema) string {
 	names := make([]string, len(all))
 	for i := range all {
@@ -106,8 +108,8 @@ func listSchemas(all []migrations.Schema) string {
 	return ClipText(strings.Join(names, ", "), 10*ReasonWidth)
 }
 
-// hasSagas reports whether s has an instance, ended ones included, since every service has the
-// tables. A schema that may not be read has none.
+// hasSagas reports whether s has an instance, live or ended. The tables alone prove nothing, because
+// every service has them. It returns false for a schema that the role may not read.
 func hasSagas(ctx context.Context, db *pgxpool.Pool, s *migrations.Schema) bool {
 	if !s.Sagas || len(s.SagasDenied) > 0 {
 		return false
@@ -132,7 +134,8 @@ func (c *Call) ParseFlags() error {
 	return cmp.Or(err, c.environment)
 }
 
-// ParseDatabaseFlags is ParseFlags for a command that needs a database.
+// ParseDatabaseFlags is [Call.ParseFlags] for a command that needs a database. It returns an error if
+// there is no database, or if it is on another machine without TLS.
 func (c *Call) ParseDatabaseFlags() error {
 	if err := c.ParseFlags(); err != nil {
 		return err
@@ -147,20 +150,21 @@ func (c *Call) ParseDatabaseFlags() error {
 	return nil
 }
 
+// PrintHelp prints the command's flags.
 func (c *Call) PrintHelp() {
 	fmt.Fprintf(c.Stdout, "sagamill %s: %s\n\n", c.Command.Words, c.Command.About)
 	width := 0
 	c.Flags.VisitAll(func(f *flag.Flag) { width = max(width, len(f.Name)) })
 	c.Flags.VisitAll(func(f *flag.Flag) {
-		if c.Command.offline() && (f.Name == "schema" || f.Name == "database") {
+		if c.Command.isWithoutDatabase() && (f.Name == "schema" || f.Name == "database") {
 			return
 		}
 		fmt.Fprintf(c.Stdout, "  -%-*s %s\n", width, f.Name, f.Usage)
 	})
 }
 
-// OpenDatabase returns a pool on the database, which the caller closes. It connects when
-// it is first used. The error does not quote the URL, which may have a password.
+// OpenDatabase returns a pool on the database, which the caller closes. The pool connects when it is
+// first used. The error does not quote the URL, because it may have a password.
 func (c *Call) OpenDatabase(ctx context.Context) (*pgxpool.Pool, error) {
 	config, err := pgxpool.ParseConfig(*c.Database)
 	if err != nil {

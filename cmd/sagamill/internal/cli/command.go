@@ -14,5 +14,7 @@ type Command struct {
 	Run   func(ctx context.Context, c *Call) error
 }
 
-// offline reports whether the command needs no database.
-func (c Command) offline() bool { return c.Words == "version" || strings.HasPrefix(c.Words, "broker ") }
+// isWithoutDatabase reports whether the command needs no database.
+func (c Command) isWithoutDatabase() bool {
+	return c.Words == "version" || strings.HasPrefix(c.Words, "broker ")
+}

@@ -47,8 +47,8 @@ func (c *Call) IsGiven(names []string) bool {
 	return found
 }
 
-// CheckFilled returns an error if one of the flags called names is empty: an empty
-// value picks everything, as does a variable of a shell script that is not set.
+// CheckFilled returns an error if one of the flags called names is given and empty. An empty value
+// would pick everything, and an unset variable of a shell script is such a value.
 func (c *Call) CheckFilled(names []string) (err error) {
 	c.Flags.Visit(func(f *flag.Flag) {
 		if slices.Contains(names, f.Name) && f.Value.String() == "" {

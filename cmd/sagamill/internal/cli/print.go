@@ -16,9 +16,9 @@ import (
 	"github.com/sagamill/sagamill/operator"
 )
 
-// FormatCell makes text of unknown origin one cell of a table: quoted unless it is one
-// word of visible characters. Escape sequences, line breaks and marks that turn
-// the direction of writing are spelled out, so that a terminal obeys none of them.
+// FormatCell returns text of unknown origin as one cell of a table. It quotes s unless s is one word
+// of visible characters. Quoting escapes control sequences, line breaks and marks that turn the
+// direction of writing, so that a terminal does not obey them.
 func FormatCell(s string) string {
 	odd := func(r rune) bool { return !strconv.IsPrint(r) || unicode.IsSpace(r) || r == '"' || r == '\\' }
 	if s == "" || !utf8.ValidString(s) || strings.ContainsFunc(s, odd) {
@@ -47,7 +47,7 @@ func FormatCount(n int, things string) string {
 // FormatTime returns t in UTC, to the second.
 func FormatTime(t time.Time) string { return t.UTC().Format(time.RFC3339) }
 
-// PrintTable prints rows under a header. The cells are clean.
+// PrintTable prints rows under a header. The caller has made the cells with [FormatCell] or the like.
 func PrintTable(w io.Writer, header []string, rows [][]string) error {
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(table, strings.Join(header, "\t"))
@@ -57,7 +57,8 @@ func PrintTable(w io.Writer, header []string, rows [][]string) error {
 	return table.Flush()
 }
 
-// PrintFields prints names with their values, a line each. The values are clean.
+// PrintFields prints names with their values, a line each. The caller has made the values with
+// [FormatCell] or the like.
 func PrintFields(w io.Writer, fields [][2]string) error {
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	for _, f := range fields {
@@ -94,10 +95,11 @@ func EscapeText(s string) string {
 	return b.String()
 }
 
+// The sizes of what is printed.
 const (
-	DefaultLimit = 100
-	PreviewLimit = 20 // lines of a dry run
-	ReasonWidth  = 100
+	DefaultLimit = 100 // lines of a list without -limit
+	PreviewLimit = 20  // lines of a dry run
+	ReasonWidth  = 100 // characters of an error in a table
 )
 
 // PrintCount prints how many messages were changed, or would be.
@@ -112,9 +114,10 @@ func (c *Call) PrintCount(did, to string, n int, asJSON bool) error {
 	return err
 }
 
-// progressAfter is how long a redrive goes on in silence.
+// ProgressAfter is how long a redrive or a replay runs before it prints its progress.
 const ProgressAfter = time.Second
 
+// FormatStep returns the step of a dead letter, with the number of the message if it has one.
 func FormatStep(l operator.DeadLetter) string {
 	if l.N == "" {
 		return l.Step
@@ -122,9 +125,10 @@ func FormatStep(l operator.DeadLetter) string {
 	return l.Step + "#" + l.N
 }
 
-// FindKey adds to err, that nothing is kept, that key looks like one with a step,
-// which is what messages have in their header. It may be none: a key may have colons.
-func FindKey(key string, err error) error {
+// SuggestKey adds a suggestion to err, which says that nothing is known of key. If key looks like the
+// header of a message, which has the step too, it suggests the key without the step. That is a guess,
+// because a key may have colons itself.
+func SuggestKey(key string, err error) error {
 	k, parseErr := stepkey.Parse(key)
 	if parseErr != nil {
 		return err
@@ -132,7 +136,7 @@ func FindKey(key string, err error) error {
 	return fmt.Errorf("%w; the key is without the step: is it -key %s?", err, k.Key)
 }
 
-// FormatMoment is a time as JSON, to the microsecond; "" if there is none.
+// FormatMoment returns a time for JSON, to the microsecond, or "" for the zero time.
 func FormatMoment(t time.Time) string {
 	if t.IsZero() {
 		return ""

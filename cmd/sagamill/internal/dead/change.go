@@ -14,7 +14,7 @@ import (
 	"github.com/sagamill/sagamill/operator"
 )
 
-// A parkedChange is the command line of what changes parked messages.
+// A parkedChange is the command line of a command that changes parked messages.
 type parkedChange struct {
 	*parkedFlags
 	*cli.Consent
@@ -24,19 +24,19 @@ type parkedChange struct {
 
 // addChange adds the flags of a change to c.
 func addChange(c *cli.Call) *parkedChange {
-	p := &parkedChange{parkedFlags: addFilter(c), Consent: c.AddConsent(), who: c.AddOperator()}
+	p := &parkedChange{parkedFlags: addFilter(c), Consent: c.AddConsentFlags(), who: c.AddOperatorFlags()}
 	c.Flags.BoolVar(&p.all, "all", false, "all that the other flags pick; -older 0s picks every one")
 	c.Flags.BoolVar(&p.asJSON, "json", false, "print JSON, a line each")
 	return p
 }
 
-// checkChange returns an error unless something is picked on purpose. More than are named is
-// done with -yes only.
+// checkChange returns an error unless messages are picked on purpose. A change of messages that are
+// not named one by one needs -yes.
 func (p *parkedChange) checkChange(c *cli.Call) error {
 	if err := p.checkPicked(c, p.all); err != nil {
 		return err
 	}
-	return p.Consent.Decide(len(p.filter.IDs) == 0)
+	return p.Consent.DecideChange(len(p.filter.IDs) == 0)
 }
 
 func deadPlan(ctx context.Context, c *cli.Call) error {
@@ -93,7 +93,7 @@ func printPlan(ctx context.Context, c *cli.Call, d *operator.DeadLetters, filter
 
 func deadRedrive(ctx context.Context, c *cli.Call) error {
 	change := addChange(c)
-	rate := c.AddRate()
+	rate := c.AddRateFlag()
 	force := c.Flags.Bool("force", false, "also those whose step may have run: it has no row any more")
 	if err := c.ParseDatabaseFlags(); err != nil {
 		return err
@@ -110,7 +110,7 @@ func deadRedrive(ctx context.Context, c *cli.Call) error {
 	}
 	defer done()
 	if change.Dry {
-		return change.Conclude(printPlan(ctx, c, d, change.filter, "would redrive", *force, change.asJSON, cli.PreviewLimit))
+		return change.ConcludePreview(printPlan(ctx, c, d, change.filter, "would redrive", *force, change.asJSON, cli.PreviewLimit))
 	}
 	outcomes, err := d.Redrive(ctx, change.filter, &operator.RedriveOptions{Rate: *rate, Force: *force, Progress: newProgress(c, time.Now())})
 	if len(outcomes) > 0 || err == nil {
@@ -125,7 +125,8 @@ func deadRedrive(ctx context.Context, c *cli.Call) error {
 	return judgeRedrive(c, outcomes, len(change.filter.IDs))
 }
 
-// newProgress prints how far a redrive is that takes longer.
+// newProgress returns a function that prints the progress of a redrive that takes longer than
+// [cli.ProgressAfter].
 func newProgress(c *cli.Call, began time.Time) func(operator.Outcomes) {
 	return func(o operator.Outcomes) {
 		if time.Since(began) > cli.ProgressAfter {
@@ -134,8 +135,8 @@ func newProgress(c *cli.Call, began time.Time) func(operator.Outcomes) {
 	}
 }
 
-// judgeRedrive says what of the ids was left out, and why, and fails where the same
-// command may do better next time.
+// judgeRedrive prints how many of the ids were left out, and why. It returns an error if nothing was
+// redriven, or if the same command may redrive more next time.
 func judgeRedrive(c *cli.Call, o operator.Outcomes, ids int) error {
 	handled := o.Sent() + o.Removed() + o.Left()
 	if handled == 0 && ids > 0 {
@@ -153,7 +154,7 @@ func judgeRedrive(c *cli.Call, o operator.Outcomes, ids int) error {
 	return nil
 }
 
-// printOutcomes says what became of letters, or would.
+// printOutcomes prints the outcomes of a redrive, or of a planned one.
 func printOutcomes(c *cli.Call, did string, o operator.Outcomes, asJSON bool) error {
 	if asJSON {
 		return cli.PrintJSON(c.Stdout, struct {
@@ -172,7 +173,7 @@ func printOutcomes(c *cli.Call, did string, o operator.Outcomes, asJSON bool) er
 	if len(parts) > 0 {
 		text = ": " + strings.Join(parts, ", ")
 	}
-	sent, removed, left := "sent round", "removed", "left" // not redriven: some come back as they are
+	sent, removed, left := "sent round", "removed", "left" // "redriven" would be wrong: some become the same dead letters again
 	if strings.HasPrefix(did, "would") {
 		sent, removed, left = "would send round", "remove", "leave"
 	}
@@ -234,7 +235,7 @@ func deadBury(ctx context.Context, c *cli.Call) error {
 	})
 }
 
-// nameState is what messages in a state are called.
+// nameState returns the name of messages in a state.
 func nameState(state operator.State) string {
 	if state == operator.StateRetrying {
 		return "retrying messages"
@@ -242,7 +243,8 @@ func nameState(state operator.State) string {
 	return "dead letters"
 }
 
-// changeLetters does what to the messages that change picks, or says what it would do.
+// changeLetters calls do for the messages that change picks, or previews the change. It prints the
+// result, and returns an error if none of the ids was changed.
 func changeLetters(ctx context.Context, c *cli.Call, change *parkedChange, did, would string, do func(*operator.DeadLetters) (int, error)) error {
 	to := nameState(change.filter.State)
 	d, done, err := openDeadLetters(ctx, c, *change.who)
@@ -251,7 +253,7 @@ func changeLetters(ctx context.Context, c *cli.Call, change *parkedChange, did, 
 	}
 	defer done()
 	if change.Dry {
-		return change.Conclude(previewLetters(ctx, c, d, change, would, to))
+		return change.ConcludePreview(previewLetters(ctx, c, d, change, would, to))
 	}
 	n, err := do(d)
 	if err == nil || n > 0 {
@@ -267,7 +269,7 @@ func changeLetters(ctx context.Context, c *cli.Call, change *parkedChange, did, 
 	return err
 }
 
-// previewLetters prints some of what would be changed, and how much that is.
+// previewLetters prints the first messages that would be changed, and the number of all.
 func previewLetters(ctx context.Context, c *cli.Call, d *operator.DeadLetters, change *parkedChange, would, to string) error {
 	ctx, cancel := context.WithTimeout(ctx, cli.ReadTimeout)
 	defer cancel()

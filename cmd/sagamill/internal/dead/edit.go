@@ -66,8 +66,8 @@ func deadEdit(ctx context.Context, c *cli.Call) error {
 	return reportEdit(c, is.ID, e.dry)
 }
 
-// reportEdit says whether the letter has been edited, and what to do then: it stays
-// where it is.
+// reportEdit prints that the letter was edited, and the command that redrives it. An edit alone
+// redrives nothing.
 func reportEdit(c *cli.Call, id int64, dry bool) error {
 	if dry {
 		_, err := fmt.Fprintln(c.Stdout, "would edit 1 dead letter; nothing is changed")
@@ -98,7 +98,7 @@ func parseEdit(c *cli.Call) (*edit, error) {
 		e.Remove = append(e.Remove, s)
 		return nil
 	})
-	e.who = c.AddOperator()
+	e.who = c.AddOperatorFlags()
 	c.Flags.BoolVar(&e.force, "force", false, "also a payload that is not JSON")
 	c.Flags.BoolVar(&e.show, "show", false, "print the payloads too")
 	c.Flags.BoolVar(&e.dry, "n", false, "say what would be changed, and change nothing")
@@ -114,7 +114,8 @@ func parseEdit(c *cli.Call) (*edit, error) {
 	return e, e.readPayload(c.Stdin)
 }
 
-// readPayload reads the payload, which is of the size of a message.
+// readPayload reads the payload, up to the size limit of messages. It returns an error if the payload
+// is not JSON, unless -force is given.
 func (e *edit) readPayload(stdin io.Reader) error {
 	if e.file == "" {
 		return nil
@@ -122,7 +123,7 @@ func (e *edit) readPayload(stdin io.Reader) error {
 	from := stdin
 	if e.file != "-" {
 		file, err := os.Open(e.file)
-		if err != nil && (json.Valid([]byte(e.file)) || strings.ContainsAny(e.file, `{"`)) { // which is not quoted: it may be secret
+		if err != nil && (json.Valid([]byte(e.file)) || strings.ContainsAny(e.file, `{"`)) { // the error does not quote it, as it may be secret
 			return errors.New("-payload takes the name of a file, or - for standard input, and not the payload itself")
 		}
 		if err != nil {
@@ -142,8 +143,8 @@ func (e *edit) readPayload(stdin io.Reader) error {
 	return nil
 }
 
-// printDifference prints what differs between two states of a letter, as diff does.
-// Of the payloads it prints size and digest unless it is to show them.
+// printDifference prints the difference between two states of a letter, as diff does. Unless show is
+// true, it prints only size and digest of the payloads.
 func printDifference(w io.Writer, was, is operator.DeadLetter, show bool) error {
 	var lines []string
 	names := slices.Sorted(maps.Keys(was.Headers))

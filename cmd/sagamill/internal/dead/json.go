@@ -8,8 +8,7 @@ import (
 	"github.com/sagamill/sagamill/operator"
 )
 
-// A parkedLetter is a parked message as JSON. What is not UTF-8 is base64, in a
-// member of its own.
+// A Letter is a parked message as JSON. Bytes that are not UTF-8 are base64, in a separate member.
 type Letter struct {
 	ID            int64             `json:"id"`
 	State         string            `json:"state"`

@@ -1,3 +1,4 @@
+// Package dead has the commands on the dead letters and retrying messages of steps.
 package dead
 
 import (
@@ -14,6 +15,7 @@ import (
 	"github.com/sagamill/sagamill/operator"
 )
 
+// Commands returns the commands of the family.
 func Commands() []cli.Command {
 	return []cli.Command{
 		{Words: "dead list", About: "messages that a step could not handle or read; with -state retrying, those that go round", Run: deadList},
@@ -30,7 +32,7 @@ func Commands() []cli.Command {
 // parkedFlags pick parked messages of steps.
 type parkedFlags struct {
 	filter operator.Filter
-	names  []string // of these flags, but for the ids
+	names  []string // of these flags, except -id
 }
 
 // addFilter adds the flags of a filter to c.
@@ -54,8 +56,8 @@ func addFilter(c *cli.Call) *parkedFlags {
 	return p
 }
 
-// checkReason returns an error that lists the reasons unless r is one of them. A
-// mistyped one would pick nothing, as if there were nothing.
+// checkReason returns an error that lists the reasons unless r is one of them. A mistyped reason would
+// pick nothing, and look as if there were no dead letters.
 func checkReason(r consumer.Reason) error {
 	all := consumer.Reasons()
 	if slices.Contains(all, r) {
@@ -68,7 +70,7 @@ func checkReason(r consumer.Reason) error {
 	return fmt.Errorf("it is none of %s", strings.Join(names, ", "))
 }
 
-// checkFilter returns an error if the flags could pick more than was meant.
+// checkFilter returns an error if the flags may pick more than was meant.
 func (p *parkedFlags) checkFilter(c *cli.Call) error {
 	if p.filter.Older < 0 || p.filter.Newer < 0 {
 		return errors.New("-older and -newer must not be negative")
@@ -80,8 +82,8 @@ func (p *parkedFlags) checkFilter(c *cli.Call) error {
 	return c.CheckFilled(names)
 }
 
-// checkPicked returns an error unless something is picked on purpose: nobody discards
-// all there is by leaving something out.
+// checkPicked returns an error unless messages are picked on purpose. A forgotten flag must not
+// discard all dead letters.
 func (p *parkedFlags) checkPicked(c *cli.Call, all bool) error {
 	slices.Sort(p.filter.IDs)
 	p.filter.IDs = slices.Compact(p.filter.IDs)

@@ -1,3 +1,4 @@
+// Package journal has the command that lists what operators have done.
 package journal
 
 import (
@@ -13,6 +14,7 @@ import (
 	"github.com/sagamill/sagamill/operator"
 )
 
+// Commands returns the commands of the family.
 func Commands() []cli.Command {
 	return []cli.Command{{Words: "journal", About: "who has redriven, edited, discarded, released or replayed what, and why; the newest first (decisions about sagas: saga show)", Run: readJournal}}
 }
@@ -72,7 +74,7 @@ func printJournal(c *cli.Call, entries []operator.JournalEntry, asJSON bool) err
 	return cli.PrintTable(c.Stdout, []string{"ID", "AT", "BY", "LOGIN", "VERB", "COUNT", "IDS", "PICKED", "WHY"}, rows)
 }
 
-// formatIDs says which they are if they are few, and else the first and the last.
+// formatIDs lists a few ids, and of many ids returns the first and the last.
 func formatIDs(ids []int64) string {
 	if len(ids) > 5 {
 		return fmt.Sprintf("%d…%d", ids[0], ids[len(ids)-1])

@@ -1,3 +1,4 @@
+// Package migrate has the commands on the tables of a schema.
 package migrate
 
 import (
@@ -11,6 +12,7 @@ import (
 	"github.com/sagamill/sagamill/migrations"
 )
 
+// Commands returns the commands of the family.
 func Commands() []cli.Command {
 	return []cli.Command{
 		{Words: "migrate up", About: "create or update the tables", Run: migrateUp},
@@ -21,7 +23,8 @@ func Commands() []cli.Command {
 	}
 }
 
-// onlyParts adds the flag -only. The parts are known once flags are parsed.
+// onlyParts adds the flag -only. The function that it returns returns the parts after the flags are
+// parsed.
 func onlyParts(c *cli.Call) func() []migrations.Part {
 	names := c.Flags.String("only", "", "parts, separated by commas: idempotency, outbox, inbox, saga (which brings outbox and inbox along); default: all")
 	return func() (parts []migrations.Part) {
@@ -45,7 +48,7 @@ func migrateUp(ctx context.Context, c *cli.Call) error {
 	return printVersion(ctx, c)
 }
 
-// printVersion says which migrations the schema has had.
+// printVersion prints how many migrations the schema has, and which parts.
 func printVersion(ctx context.Context, c *cli.Call) error {
 	applied, known, err := migrations.Version(ctx, *c.Database, *c.Schema)
 	if err != nil {
@@ -57,7 +60,7 @@ func printVersion(ctx context.Context, c *cli.Call) error {
 	}
 	var of string
 	if len(there) > 0 {
-		of = " of " + strings.ReplaceAll(strings.Trim(fmt.Sprint(there), "[]"), " ", ",") // as -only takes them
+		of = " of " + strings.ReplaceAll(strings.Trim(fmt.Sprint(there), "[]"), " ", ",") // in the form of -only
 	}
 	fmt.Fprintf(c.Stdout, "schema %s has had %d of %d migrations%s\n", *c.Schema, applied, known, of)
 	return nil
@@ -87,7 +90,8 @@ func migrateVersion(ctx context.Context, c *cli.Call) error {
 	return printVersion(ctx, c)
 }
 
-// migrateDown removes what tables hold, and so only says what it would do without -yes.
+// migrateDown goes back to a version. It removes the contents of tables, so without -yes it only
+// previews that.
 func migrateDown(ctx context.Context, c *cli.Call) error {
 	to := c.Flags.Int("to", -1, "the version to go back to")
 	var yes bool

@@ -10,13 +10,13 @@ import (
 	"github.com/sagamill/sagamill/operator"
 )
 
-// A change is what is done to dead letters, or to refused messages.
+// A change is one of the commands that change dead letters or refused messages.
 type change struct {
 	did, would, to string
 	state          operator.State
 	do             func(*operator.DeadLetters, context.Context, *changeCall) (int, error)
-	filtered       bool // a filter may pick them, and not only ids
-	paced          bool // there is a rate
+	filtered       bool // a filter may pick messages, besides ids
+	paced          bool // has the flag -rate
 }
 
 // A changeCall is the command line of a change.
@@ -53,8 +53,8 @@ func releaseIDs(d *operator.DeadLetters, ctx context.Context, what *changeCall) 
 	return d.Bury(ctx, what.filter.IDs...)
 }
 
-// changeLetters does what to the letters that the command line picks, or says what
-// it would do.
+// changeLetters makes the change of the letters that the command line picks, or previews it. It prints
+// the result, and returns an error if none of the ids was changed.
 func changeLetters(ctx context.Context, c *cli.Call, what change) error {
 	said, err := parseChange(c, what)
 	if err != nil {
@@ -67,7 +67,7 @@ func changeLetters(ctx context.Context, c *cli.Call, what change) error {
 	}
 	defer done()
 	if said.Dry {
-		return said.Conclude(previewLetters(ctx, c, d, what, filter, said.asJSON))
+		return said.ConcludePreview(previewLetters(ctx, c, d, what, filter, said.asJSON))
 	}
 	n, err := what.do(d, ctx, said)
 	if err == nil || n > 0 {
@@ -82,13 +82,13 @@ func changeLetters(ctx context.Context, c *cli.Call, what change) error {
 	return err
 }
 
-// parseChange reads the command line of a change. It must pick something: nobody
-// discards all there is by leaving something out.
+// parseChange reads the command line of a change. It returns an error unless letters are picked on
+// purpose: a forgotten flag must not discard all of them.
 func parseChange(c *cli.Call, what change) (*changeCall, error) {
-	said := &changeCall{Consent: c.AddConsent(), who: c.AddOperator()}
+	said := &changeCall{Consent: c.AddConsentFlags(), who: c.AddOperatorFlags()}
 	rate, all := new(float64), new(bool)
 	if what.paced {
-		rate = c.AddRate()
+		rate = c.AddRateFlag()
 	}
 	pick := &letterFlags{}
 	if what.filtered {
@@ -117,10 +117,10 @@ func parseChange(c *cli.Call, what change) (*changeCall, error) {
 	if err := pick.checkFilter(c); err != nil {
 		return nil, err
 	}
-	return said, said.Consent.Decide(!named)
+	return said, said.Consent.DecideChange(!named)
 }
 
-// previewLetters prints some of what would be changed, and how much that is.
+// previewLetters prints the first letters that would be changed, and the number of all.
 func previewLetters(ctx context.Context, c *cli.Call, d *operator.DeadLetters, what change, filter operator.Filter, asJSON bool) error {
 	ctx, cancel := context.WithTimeout(ctx, cli.ReadTimeout)
 	defer cancel()

@@ -11,7 +11,7 @@ import (
 // letterFlags pick dead letters of an outbox.
 type letterFlags struct {
 	filter operator.Filter
-	names  []string // of these flags, but for the ids
+	names  []string // of these flags, except -id
 }
 
 // addFilter adds the flags of a filter to c.
@@ -32,10 +32,10 @@ func addIDs(c *cli.Call, l *letterFlags) {
 	c.Flags.Var((*cli.IDList)(&l.filter.IDs), "id", "with this id; several separated by commas")
 }
 
-// isGiven reports whether a flag that picks was on c's command line.
+// isGiven reports whether one of the filter's flags was on c's command line.
 func (l *letterFlags) isGiven(c *cli.Call) bool { return c.IsGiven(l.names) }
 
-// checkFilter returns an error if the flags could pick more than was meant.
+// checkFilter returns an error if the flags may pick more than was meant.
 func (l *letterFlags) checkFilter(c *cli.Call) error {
 	if l.filter.Older < 0 {
 		return errors.New("-older must not be negative")

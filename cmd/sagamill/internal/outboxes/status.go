@@ -1,3 +1,4 @@
+// Package outboxes has the commands on outboxes: their state, dead letters and refused messages.
 package outboxes
 
 import (
@@ -12,6 +13,7 @@ import (
 	"github.com/sagamill/sagamill/outbox"
 )
 
+// Commands returns the commands of the family.
 func Commands() []cli.Command {
 	return []cli.Command{
 		{Words: "outbox status", About: "what is unpublished, and which relay publishes; asks the database alone", Run: outboxStatus},
@@ -60,7 +62,7 @@ func outboxStatus(ctx context.Context, c *cli.Call) error {
 	return cli.PrintFields(c.Stdout, fields)
 }
 
-// formatCounted says where a number of [outbox.Stats] is a lower bound.
+// formatCounted returns a number of [outbox.Stats], marked if it is a lower bound.
 func formatCounted(n int) string {
 	if n >= outbox.CountLimit {
 		return "at least " + strconv.Itoa(n)
@@ -75,8 +77,8 @@ func relayName(s outbox.Stats) string {
 	return "none"
 }
 
-// A Status is what outbox status prints as JSON. Numbers of messages are at least
-// so many from count_limit on.
+// A Status is the output of outbox status as JSON. A number of messages that is not below count_limit
+// is a lower bound.
 type Status struct {
 	Schema     string           `json:"schema"`
 	CountLimit int              `json:"count_limit"`

@@ -15,10 +15,10 @@ import (
 	"github.com/sagamill/sagamill/operator"
 )
 
-// positions are how far a replay of a range has got, by schema.
+// positions are the ids of the last replayed messages, by schema.
 type positions map[string]int64
 
-// String is what Set reads.
+// String returns the text that Set reads.
 func (p positions) String() string {
 	parts := make([]string, 0, len(p))
 	for _, schema := range slices.Sorted(maps.Keys(p)) {
@@ -47,13 +47,13 @@ type rangeReplay struct {
 	db       *pgxpool.Pool
 	replayed int       // in all schemas
 	spoke    time.Time // when progress was printed last
-	listed   []keptMessage
+	listed   []storedMessage
 }
 
-// replayRange replays all that was written in a time range, batch by batch.
+// replayRange replays the messages that were written in a time range, batch by batch.
 func replayRange(ctx context.Context, c *cli.Call, db *pgxpool.Pool, what *replayCall) error {
 	r := &rangeReplay{Call: c, replayCall: what, db: db, spoke: time.Now()}
-	replayers, err := r.openOutboxes(ctx)
+	replayers, err := r.openReplayers(ctx)
 	if err != nil {
 		return err
 	}
@@ -63,7 +63,7 @@ func replayRange(ctx context.Context, c *cli.Call, db *pgxpool.Pool, what *repla
 		if errors.Is(err, operator.ErrNotKept) {
 			without = append(without, err)
 		} else if err != nil {
-			return r.explainEnd(ctx, err)
+			return r.explainStop(ctx, err)
 		}
 	}
 	var none error
@@ -77,23 +77,23 @@ func replayRange(ctx context.Context, c *cli.Call, db *pgxpool.Pool, what *repla
 		return none
 	}
 	if r.Dry && !r.asJSON {
-		if err := printKept(c, r.listed, false); err != nil {
+		if err := printMessages(c, r.listed, false); err != nil {
 			return err
 		}
 		if r.replayed > len(r.listed) {
 			fmt.Fprintf(c.Stderr, "these are the first %d\n", len(r.listed))
 		}
 	}
-	return r.Conclude(c.PrintCount(r.describeDone(), "messages", r.replayed, r.asJSON))
+	return r.ConcludePreview(c.PrintCount(r.describeDone(), "messages", r.replayed, r.asJSON))
 }
 
-// openOutboxes returns the outbox of each schema. Nothing is done while one of them cannot be
-// read, and it says what of the range is not kept any more.
-func (r *rangeReplay) openOutboxes(ctx context.Context) (all []*operator.Replayer, err error) {
+// openReplayers returns a replayer for each schema. If one outbox cannot be read, it returns an error
+// before anything is replayed. It prints which part of the range is not stored any more.
+func (r *rangeReplay) openReplayers(ctx context.Context) (all []*operator.Replayer, err error) {
 	ctx, cancel := context.WithTimeout(ctx, cli.ReadTimeout)
 	defer cancel()
 	for _, schema := range schemaNames(r.Call) {
-		replayer, err := operator.NewReplayer(r.db, r.optionsIn(schema))
+		replayer, err := operator.NewReplayer(r.db, r.buildOptions(schema))
 		if err != nil {
 			return nil, err
 		}
@@ -109,7 +109,7 @@ func (r *rangeReplay) openOutboxes(ctx context.Context) (all []*operator.Replaye
 	return all, nil
 }
 
-// replaySchema replays what the outbox in schema keeps.
+// replaySchema replays the range of the outbox in schema.
 func (r *rangeReplay) replaySchema(ctx context.Context, schema string, replayer *operator.Replayer) error {
 	filter := r.filter
 	filter.After = r.after[schema]
@@ -126,18 +126,18 @@ func (r *rangeReplay) replaySchema(ctx context.Context, schema string, replayer 
 	return err
 }
 
-// reportBatch counts a batch, prints it where messages are listed, and says every now and
-// then how far the replay is.
+// reportBatch counts a batch, prints it if messages are listed, and prints the progress of a long
+// replay.
 func (r *rangeReplay) reportBatch(schema string, p operator.RangeProgress) error {
 	r.replayed += len(p.Batch)
 	r.after[schema] = p.Last
-	batch := make([]keptMessage, len(p.Batch))
+	batch := make([]storedMessage, len(p.Batch))
 	for i, k := range p.Batch {
-		batch[i] = keptMessage{schema, k}
+		batch[i] = storedMessage{schema, k}
 	}
 	switch {
 	case r.asJSON:
-		if err := printKeptJSON(r.Call, batch); err != nil {
+		if err := printMessagesJSON(r.Call, batch); err != nil {
 			return err
 		}
 	case r.Dry:
@@ -151,8 +151,8 @@ func (r *rangeReplay) reportBatch(schema string, p operator.RangeProgress) error
 	return nil
 }
 
-// explainEnd adds to err, which has ended the replay, how it goes on.
-func (r *rangeReplay) explainEnd(ctx context.Context, err error) error {
+// explainStop adds to err, which stopped the replay, the command line that continues it.
+func (r *rangeReplay) explainStop(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		err = errors.New("interrupted")
 	}

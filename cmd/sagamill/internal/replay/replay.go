@@ -1,3 +1,4 @@
+// Package replay has the command that publishes stored messages again.
 package replay
 
 import (
@@ -15,12 +16,13 @@ import (
 	"github.com/sagamill/sagamill/operator"
 )
 
+// Commands returns the commands of the family.
 func Commands() []cli.Command {
 	return []cli.Command{{Words: "replay", About: "publish once more the messages of the saga with -key, or all written since -since; -schema may name several services", Run: replayMessages}}
 }
 
-// A keptMessage is one of a schema.
-type keptMessage struct {
+// A storedMessage is a message in the outbox of a schema.
+type storedMessage struct {
 	schema string
 	operator.LoggedMessage
 }
@@ -45,7 +47,7 @@ func replayMessages(ctx context.Context, c *cli.Call) error {
 func replaySaga(ctx context.Context, c *cli.Call, db *pgxpool.Pool, what *replayCall) error {
 	ctx, cancel := context.WithTimeout(ctx, cli.ReadTimeout)
 	defer cancel()
-	var kept []keptMessage
+	var kept []storedMessage
 	var without []error
 	err := beginLimited(ctx, db, func(tx pgx.Tx) (err error) {
 		kept, without, err = replaySchemas(ctx, c, db, tx, what)
@@ -55,8 +57,8 @@ func replaySaga(ctx context.Context, c *cli.Call, db *pgxpool.Pool, what *replay
 		return err
 	}
 	var none error
-	if n := len(without) - 1; len(kept) == 0 && n >= 0 { // the last is the error, so that each has a line
-		without, none = without[:n], cli.FindKey(what.filter.Key, without[n])
+	if n := len(without) - 1; len(kept) == 0 && n >= 0 { // the last error is returned, the others are printed
+		without, none = without[:n], cli.SuggestKey(what.filter.Key, without[n])
 	}
 	for _, err := range without {
 		fmt.Fprintln(c.Stderr, cli.EscapeText(err.Error()))
@@ -64,14 +66,14 @@ func replaySaga(ctx context.Context, c *cli.Call, db *pgxpool.Pool, what *replay
 	if none != nil {
 		return none
 	}
-	if err := printKept(c, kept, what.asJSON); err != nil {
+	if err := printMessages(c, kept, what.asJSON); err != nil {
 		return err
 	}
 	return c.PrintCount(what.describeDone(), "messages", len(kept), what.asJSON)
 }
 
-// beginLimited runs do in a transaction that the server ends if nothing happens in it: a
-// process that was stopped would keep the log's leaves from being emptied.
+// beginLimited runs do in a transaction that the server ends after 10 s without a statement. A
+// suspended process would otherwise keep the relay from emptying the log's partitions.
 func beginLimited(ctx context.Context, db *pgxpool.Pool, do func(pgx.Tx) error) error {
 	const begin = "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL idle_in_transaction_session_timeout = '10s'"
 	return pgx.BeginTxFunc(ctx, db, pgx.TxOptions{BeginQuery: begin}, do)
@@ -87,8 +89,8 @@ type replayCall struct {
 	after  positions
 }
 
-// optionsIn are the options of the replay in schema.
-func (r *replayCall) optionsIn(schema string) *operator.Options {
+// buildOptions are the options of the replay in schema.
+func (r *replayCall) buildOptions(schema string) *operator.Options {
 	return &operator.Options{Schema: schema, By: r.who.By, Why: r.who.Why}
 }
 
@@ -100,7 +102,7 @@ func (r *replayCall) describeDone() string {
 }
 
 func parseReplay(c *cli.Call) (*replayCall, error) {
-	r := &replayCall{Consent: c.AddConsent(), who: c.AddOperator(), rate: c.AddRate(), after: positions{}}
+	r := &replayCall{Consent: c.AddConsentFlags(), who: c.AddOperatorFlags(), rate: c.AddRateFlag(), after: positions{}}
 	c.Flags.StringVar(&r.filter.Key, "key", "", "the idempotency key of the saga; default: all sagas, in batches")
 	c.Flags.StringVar(&r.filter.Scope, "scope", "", "of this scope; needed where several have such a key")
 	c.Flags.TextVar(&r.filter.Since, "since", time.Time{}, "written then or later, such as 2026-01-31T12:00:00Z")
@@ -129,10 +131,10 @@ func parseReplay(c *cli.Call) (*replayCall, error) {
 	if err := c.CheckFilled([]string{"scope"}); err != nil {
 		return nil, err
 	}
-	return r, r.Consent.Decide(f.Key == "")
+	return r, r.Consent.DecideChange(f.Key == "")
 }
 
-// schemaNames returns those of -schema.
+// schemaNames returns the schemas that -schema lists.
 func schemaNames(c *cli.Call) []string {
 	names := strings.Split(*c.Schema, ",")
 	for i := range names {
@@ -141,12 +143,12 @@ func schemaNames(c *cli.Call) []string {
 	return names
 }
 
-// replaySchemas replays what each schema keeps, and says which keep nothing. It
-// stops where that would be more than one saga.
-func replaySchemas(ctx context.Context, c *cli.Call, db *pgxpool.Pool, tx pgx.Tx, what *replayCall) (all []keptMessage, without []error, err error) {
+// replaySchemas replays the messages of a saga in each schema. without has an error for each schema
+// without such messages. It returns an error if the key is used in several scopes.
+func replaySchemas(ctx context.Context, c *cli.Call, db *pgxpool.Pool, tx pgx.Tx, what *replayCall) (all []storedMessage, without []error, err error) {
 	var scopes []string
 	for _, schema := range schemaNames(c) {
-		r, err := operator.NewReplayer(db, what.optionsIn(schema))
+		r, err := operator.NewReplayer(db, what.buildOptions(schema))
 		if err != nil {
 			return nil, nil, err
 		}
@@ -162,7 +164,7 @@ func replaySchemas(ctx context.Context, c *cli.Call, db *pgxpool.Pool, tx pgx.Tx
 			return nil, nil, err
 		}
 		for _, k := range kept {
-			all = append(all, keptMessage{schema, k})
+			all = append(all, storedMessage{schema, k})
 			scopes = append(scopes, cli.FormatCell(k.Scope))
 		}
 	}
@@ -173,9 +175,9 @@ func replaySchemas(ctx context.Context, c *cli.Call, db *pgxpool.Pool, tx pgx.Tx
 	return all, without, nil
 }
 
-func printKept(c *cli.Call, kept []keptMessage, asJSON bool) error {
+func printMessages(c *cli.Call, kept []storedMessage, asJSON bool) error {
 	if asJSON {
-		return printKeptJSON(c, kept)
+		return printMessagesJSON(c, kept)
 	}
 	rows := make([][]string, len(kept))
 	for i, k := range kept {
@@ -188,7 +190,7 @@ func printKept(c *cli.Call, kept []keptMessage, asJSON bool) error {
 	return cli.PrintTable(c.Stdout, []string{"SCHEMA", "ID", "MESSAGE", "TOPIC", "TYPE", "SCOPE", "KEY", "STEP", "WRITTEN", "BYTES"}, rows)
 }
 
-func printKeptJSON(c *cli.Call, kept []keptMessage) error {
+func printMessagesJSON(c *cli.Call, kept []storedMessage) error {
 	for _, k := range kept {
 		if err := cli.PrintJSON(c.Stdout, newMessage(k)); err != nil {
 			return err
@@ -197,7 +199,7 @@ func printKeptJSON(c *cli.Call, kept []keptMessage) error {
 	return nil
 }
 
-// A keptJSON is a replayed message as JSON.
+// A Message is a replayed message as JSON.
 type Message struct {
 	Schema    string `json:"schema"`
 	ID        int64  `json:"id"`
@@ -212,6 +214,6 @@ type Message struct {
 	Size      int    `json:"bytes"`
 }
 
-func newMessage(k keptMessage) Message {
+func newMessage(k storedMessage) Message {
 	return Message{k.schema, k.ID, k.MessageID, k.Topic, k.Type, k.Scope, k.Key, k.Step, k.N, cli.FormatTime(k.CreatedAt), k.Size}
 }

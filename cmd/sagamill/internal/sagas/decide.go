@@ -18,7 +18,7 @@ func decideStep(verb operator.Verb) func(context.Context, *cli.Call) error {
 	return func(ctx context.Context, c *cli.Call) error {
 		d := operator.Decision{Verb: verb}
 		asJSON := c.Flags.Bool("json", false, "print the instance as it is then as JSON")
-		c.Flags.StringVar(&d.By, "by", cli.UserName(), "who decides it; default: the user who runs this")
+		c.Flags.StringVar(&d.By, "by", cli.FindUserName(), "who decides it; default: the user who runs this")
 		c.Flags.StringVar(&d.Why, "why", "", "why; it is kept, and shown to others")
 		addStep(c, &d)
 		at, err := c.ParseAddress(true)
@@ -62,8 +62,8 @@ func addStep(c *cli.Call, d *operator.Decision) {
 	}
 }
 
-// checkDecision asks for what is missing by the names of flags, and reads a
-// result from standard input.
+// checkDecision returns an error that names the first missing flag. It reads a result from standard
+// input if -result is a hyphen.
 func checkDecision(c *cli.Call, d *operator.Decision) error {
 	switch {
 	case strings.TrimSpace(d.Why) == "":
@@ -85,7 +85,7 @@ func checkDecision(c *cli.Call, d *operator.Decision) error {
 	return c.CheckFilled([]string{"step"})
 }
 
-// reportDecision says what an instance is now, and who carries it out.
+// reportDecision prints the new status of an instance, and how it continues.
 func reportDecision(w io.Writer, is *operator.Instance) error {
 	then := "; an orchestrator goes on with it within a second"
 	switch {

@@ -7,7 +7,7 @@ import (
 	"github.com/sagamill/sagamill/operator"
 )
 
-// An instanceJSON is an instance as JSON. Times that there are not are left out.
+// An Instance is an instance as JSON. Zero times are left out.
 type Instance struct {
 	Scope     string `json:"scope"`
 	Key       string `json:"key"`
@@ -34,7 +34,7 @@ func newInstance(i *operator.Instance) Instance {
 	}
 }
 
-// A timelineJSON is a timeline as JSON.
+// A Timeline is a timeline as JSON.
 type Timeline struct {
 	Instance
 	Paused      bool            `json:"paused"`

@@ -1,3 +1,4 @@
+// Package sagas has the commands on instances of sagas.
 package sagas
 
 import (
@@ -16,6 +17,7 @@ import (
 	"github.com/sagamill/sagamill/saga"
 )
 
+// Commands returns the commands of the family.
 func Commands() []cli.Command {
 	return []cli.Command{
 		{Words: "saga list", About: "instances of orchestrated sagas that have not ended; with -status others", Run: sagaList},
@@ -31,10 +33,10 @@ func Commands() []cli.Command {
 	}
 }
 
-// statuses are what -status of saga list takes.
+// statuses are the values of -status of saga list.
 var statuses = []saga.Status{saga.StatusRunning, saga.StatusCompensating, saga.StatusPaused, saga.StatusStuck, saga.StatusCompleted, saga.StatusCompensated}
 
-// openInstances opens those of c's schema. The caller calls done.
+// openInstances opens the instances of c's schema. The caller calls done.
 func openInstances(ctx context.Context, c *cli.Call) (n *operator.Instances, done func(), err error) {
 	db, err := c.OpenDatabase(ctx)
 	if err != nil {
@@ -113,7 +115,7 @@ func sagaList(ctx context.Context, c *cli.Call) error {
 	return nil
 }
 
-// formatAfter makes an address one word for a shell, which parseAfter reads.
+// formatAfter returns an address as one word for a shell, in the form that parseAfter reads.
 func formatAfter(a saga.Address) string {
 	return "'" + strings.ReplaceAll(strings.Join([]string{strconv.Quote(a.Scope), strconv.Quote(a.Key), strconv.Quote(a.Path)}, ","), "'", `\x27`) + "'"
 }
@@ -215,7 +217,8 @@ func readManifest(c *cli.Call, file string) (saga.Manifest, error) {
 	return m, nil
 }
 
-// printLive prints what is live, and returns an error if some of it cannot be finished.
+// printLive prints the versions with live instances. It returns an error if some of them cannot be
+// finished.
 func printLive(c *cli.Call, live []saga.LiveVersion, asJSON bool) error {
 	rows := make([][]string, len(live))
 	bad := 0

@@ -40,7 +40,7 @@ func sagaShow(ctx context.Context, c *cli.Call) error {
 	return showTimeline(c.Stdout, &t)
 }
 
-// showTimeline prints t: what it is, its steps, what comes next, and who has decided what.
+// showTimeline prints the instance, its steps, its next actions, and the journal of decisions.
 func showTimeline(w io.Writer, t *operator.Timeline) error {
 	if err := cli.PrintFields(w, timelineFields(t)); err != nil {
 		return err
@@ -90,7 +90,7 @@ func timelineFields(t *operator.Timeline) [][2]string {
 	return fields
 }
 
-// writeAhead says what would follow.
+// writeAhead prints the next actions of an orchestrator, and the steps that a compensation undoes.
 func writeAhead(w io.Writer, t *operator.Timeline) {
 	if len(t.Next) > 0 {
 		fmt.Fprintf(w, "an orchestrator is to: %s\n", strings.Join(t.Next, ", "))
@@ -131,7 +131,7 @@ func stepRow(t *operator.Timeline, s *operator.TimelineStep) []string {
 	return []string{name, string(s.State), attempt, since(s.Began), since(s.Ended), since(s.UndoEnded), since(s.Due), stepNote(s)}
 }
 
-// stepNote says what the columns do not.
+// stepNote returns the facts about a step that no column has.
 func stepNote(s *operator.TimelineStep) string {
 	var notes []string
 	add := func(ok bool, note string) {

@@ -1,3 +1,4 @@
+// Package version has the command that prints the version of the build.
 package version
 
 import (
@@ -13,15 +14,17 @@ import (
 	"github.com/sagamill/sagamill/outbox"
 )
 
-// unstamped stands for what the build has left out. Nothing is guessed in its place.
+// unstamped stands for a version or revision that the build has not recorded. Nothing is guessed in
+// its place.
 const unstamped = "none stamped"
 
+// Commands returns the commands of the family.
 func Commands() []cli.Command {
 	return []cli.Command{{Words: "version", About: "say which build this is, and which messages and tables it knows", Run: printVersion}}
 }
 
-// printVersion asks neither a database nor a broker: what a schema has had is what
-// migrate version says.
+// printVersion asks neither a database nor a broker. The command migrate version prints the
+// migrations of a schema.
 func printVersion(_ context.Context, c *cli.Call) error {
 	if err := c.ParseFlags(); err != nil {
 		return err
@@ -40,12 +43,12 @@ func printVersion(_ context.Context, c *cli.Call) error {
 	})
 }
 
-// readStamps returns the version of the module and the revision of its sources, as far as
-// the build has recorded them: go install MODULE@VERSION records the first, go build in
-// a repository both, unless it is told not to.
+// readStamps returns the version of the module and the revision of its sources, if the build has
+// recorded them. go install MODULE@VERSION records the version. go build in a repository records both,
+// except with -buildvcs=false.
 func readStamps(info *debug.BuildInfo) (version, revision string) {
 	version = info.Main.Version
-	if version == "(devel)" { // what Go calls sources without one
+	if version == "(devel)" { // Go's name for sources without a version
 		version = ""
 	}
 	set := make(map[string]string)

@@ -13,7 +13,8 @@ import (
 	"github.com/sagamill/sagamill/operator"
 )
 
-// adviseStep says what could free a step that is stuck; where tells where its message is.
+// adviseStep returns the commands that could free a stuck step. where is the finding about the step's
+// message.
 func (q *inquiry) adviseStep(s *site, t *operator.Timeline, step *operator.TimelineStep, where Finding) string {
 	skip := q.formatVerb(s, t, "skip", step)
 	letters := q.findDeadLetters(s, step)
@@ -30,12 +31,13 @@ func (q *inquiry) adviseStep(s *site, t *operator.Timeline, step *operator.Timel
 	return "a person decides: sagamill saga " + listVerbs(t, step)
 }
 
-// isDeadLetter reports whether a step is stuck because a participant has its message as a dead letter.
+// isDeadLetter reports whether a step is stuck because its message became a dead letter of a
+// participant.
 func isDeadLetter(step *operator.TimelineStep) bool {
 	return strings.HasPrefix(step.Reason, "dead letter, ")
 }
 
-// listVerbs are those that a step which is stuck is not refused.
+// listVerbs returns the verbs that a stuck step accepts.
 func listVerbs(t *operator.Timeline, step *operator.TimelineStep) string {
 	pivot := slices.IndexFunc(t.Steps, func(s operator.TimelineStep) bool { return s.Pivot })
 	if step.State == operator.StepUndoStuck || pivot >= 0 && step.Number > t.Steps[pivot].Number {
@@ -44,7 +46,7 @@ func listVerbs(t *operator.Timeline, step *operator.TimelineStep) string {
 	return "retry, skip or reject"
 }
 
-// formatVerb is the command line of a verb about a step.
+// formatVerb returns the command line of a verb about a step.
 func (q *inquiry) formatVerb(s *site, t *operator.Timeline, verb string, step *operator.TimelineStep) string {
 	key := quoteWord(t.Key)
 	if strings.HasPrefix(key, "-") {
@@ -60,8 +62,8 @@ func (q *inquiry) formatVerb(s *site, t *operator.Timeline, verb string, step *o
 	return line + " -step " + quoteWord(step.Name) + ` -why "…"`
 }
 
-// quoteWord makes s one word for a shell: a key comes from outside, and the line is
-// there to be pasted.
+// quoteWord returns s as one word for a shell. The line is meant to be pasted, and a key comes from
+// clients.
 func quoteWord(s string) string {
 	plain := func(r rune) bool {
 		return 'a' <= r && r <= 'z' || 'A' <= r && r <= 'Z' || '0' <= r && r <= '9' || strings.ContainsRune("-_.,:/@+", r)
@@ -78,8 +80,8 @@ type heldLetter struct {
 	*operator.DeadLetter
 }
 
-// findDeadLetters are the dead letters of a step's action and its compensation, and of the reply that
-// it waits for, in the order in which they are to be redriven.
+// findDeadLetters returns the dead letters of a step's action and its compensation, and of the reply
+// that the step waits for. They must be redriven in this order.
 func (q *inquiry) findDeadLetters(home *site, step *operator.TimelineStep) (all []heldLetter) {
 	for _, s := range q.sites {
 		for i := range s.in.Letters {
@@ -94,10 +96,10 @@ func (q *inquiry) findDeadLetters(home *site, step *operator.TimelineStep) (all 
 	return all
 }
 
-// formatRedrive says how letters are redriven, in a line for each schema.
+// formatRedrive returns the command lines that redrive letters, one for each schema.
 func formatRedrive(letters []heldLetter) string {
 	say := "once the cause is mended: "
-	if letters[0].Reason == consumer.ReasonActionDead { // actions come first: there is none
+	if letters[0].Reason == consumer.ReasonActionDead { // actions come first, so letters has no action
 		say = "its action is no dead letter any more, so next: "
 	}
 	var schemas, lines []string
@@ -113,8 +115,9 @@ func formatRedrive(letters []heldLetter) string {
 	return say + strings.Join(lines, " && ")
 }
 
-// explainOver says what to do with a dead letter that an instance has no use for any more.
-func (q *inquiry) explainOver(s *site, l *operator.DeadLetter) (text string, ok bool) {
+// explainObsolete returns the command that discards a dead letter which is of no use to its instance
+// any more. If the letter may still be of use, ok is false.
+func (q *inquiry) explainObsolete(s *site, l *operator.DeadLetter) (text string, ok bool) {
 	_, n, err := flow.Unmark(l.N)
 	if err != nil {
 		return "", false
@@ -132,15 +135,15 @@ func (q *inquiry) explainOver(s *site, l *operator.DeadLetter) (text string, ok 
 		return "the saga has ended, and a redrive could do work that nobody undoes: " + discard, true
 	}
 	for i := range t.Steps {
-		if step := &t.Steps[i]; step.Number == to.Step && isPassed(step, to.Attempt) {
+		if step := &t.Steps[i]; step.Number == to.Step && isObsolete(step, to.Attempt) {
 			return fmt.Sprintf("the saga has no use for it any more, for step %s is %s: %s", cli.FormatCell(step.Name), step.State, discard), true
 		}
 	}
 	return "", false
 }
 
-// isPassed reports whether nothing that comes of an attempt at a step makes a difference.
-func isPassed(step *operator.TimelineStep, attempt int) bool {
+// isObsolete reports whether the saga ignores the outcome of an attempt at a step.
+func isObsolete(step *operator.TimelineStep, attempt int) bool {
 	switch step.State {
 	case operator.StepDone, operator.StepRejected, operator.StepUndone:
 		return true

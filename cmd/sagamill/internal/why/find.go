@@ -11,14 +11,15 @@ import (
 
 // An inquiry finds out what a saga waits for.
 type inquiry struct {
-	scope      string // as it was asked for
+	scope      string // of the command line
 	sites      []*site
 	found      []Finding
 	unreadable []Finding
 	told       map[any]bool // messages, parked messages and rows that a finding is about, as pointers
 }
 
-// investigate begins with the instances, and goes on with what they have not accounted for.
+// investigate collects the findings about instances, and then about messages and rows that these
+// findings do not mention.
 func (q *inquiry) investigate() {
 	q.told = map[any]bool{}
 	for _, s := range q.sites {
@@ -34,7 +35,7 @@ func (q *inquiry) investigate() {
 	}
 }
 
-// isOrchestrated reports whether there is an instance.
+// isOrchestrated reports whether the saga has an instance.
 func (q *inquiry) isOrchestrated() bool {
 	for _, s := range q.sites {
 		if len(s.sagas) > 0 {
@@ -44,7 +45,7 @@ func (q *inquiry) isOrchestrated() bool {
 	return false
 }
 
-// findInstance tells what an instance waits for.
+// findInstance collects the findings about an instance.
 func (q *inquiry) findInstance(s *site, t *operator.Timeline) {
 	tell := func(f Finding) {
 		f.Schema, f.Saga, f.Path = s.name, t.Saga, t.Path
@@ -57,7 +58,7 @@ func (q *inquiry) findInstance(s *site, t *operator.Timeline) {
 	if t.PlanProblem != "" {
 		tell(Finding{What: "plan", Text: t.PlanProblem})
 	}
-	q.findStanding(s, t, tell)
+	q.findInstanceHold(s, t, tell)
 	for i := range t.Steps {
 		if f, ok := q.findStep(s, t, &t.Steps[i]); ok {
 			tell(f)
@@ -68,8 +69,8 @@ func (q *inquiry) findInstance(s *site, t *operator.Timeline) {
 	}
 }
 
-// formatInstance says what an instance is, and since when it is there. Since when it has its status
-// is not known: it moves while it stays what it is.
+// formatInstance describes an instance and its status. It cannot say since when the instance has its
+// status, because an instance also moves without a new status.
 func formatInstance(s *site, t *operator.Timeline) string {
 	moved := "last moved at " + cli.FormatTime(t.UpdatedAt)
 	if !t.EndedAt.IsZero() {
@@ -83,8 +84,8 @@ func formatInstance(s *site, t *operator.Timeline) string {
 	return text
 }
 
-// findStanding tells what keeps the instance as a whole.
-func (q *inquiry) findStanding(s *site, t *operator.Timeline, tell func(Finding)) {
+// findInstanceHold tells what the instance as a whole waits for: a person or an orchestrator.
+func (q *inquiry) findInstanceHold(s *site, t *operator.Timeline, tell func(Finding)) {
 	at := cli.FormatAddress(t.Address)
 	if t.Paused {
 		f := Finding{What: "paused", Text: "paused when it had gone back; sagamill saga resume goes on"}
@@ -111,13 +112,13 @@ func (q *inquiry) findStanding(s *site, t *operator.Timeline, tell func(Finding)
 	}
 }
 
-// findStep tells what a step waits for.
+// findStep returns what a step waits for. If it waits for nothing, ok is false.
 func (q *inquiry) findStep(s *site, t *operator.Timeline, step *operator.TimelineStep) (f Finding, ok bool) {
 	name := "step " + cli.FormatCell(step.Name)
 	switch step.State {
 	case operator.StepWaiting, operator.StepUndoWaiting:
 		if step.Due.IsZero() {
-			return f, false // an orchestrator does it now
+			return f, false // findInstanceHold names the orchestrator
 		}
 		what := "attempt " + fmt.Sprint(step.Attempt)
 		if step.State == operator.StepUndoWaiting {
@@ -141,7 +142,7 @@ func (q *inquiry) findStep(s *site, t *operator.Timeline, step *operator.Timelin
 	return f, true
 }
 
-// findStuckStep tells why a step is, and what could free it.
+// findStuckStep returns why a step is stuck, and the commands that could free it.
 func (q *inquiry) findStuckStep(s *site, t *operator.Timeline, step *operator.TimelineStep, name string) Finding {
 	what := "stuck: " + name
 	if step.State == operator.StepUndoStuck {
@@ -154,7 +155,7 @@ func (q *inquiry) findStuckStep(s *site, t *operator.Timeline, step *operator.Ti
 	var where Finding
 	if (step.Doubt || step.State == operator.StepUndoStuck) && (step.Type != "" || t.PlanProblem != "") { // a local step has no message
 		where = q.traceStep(s, t, step)
-		if where.What != unrecorded || !isDeadLetter(step) { // it was recorded somewhere
+		if where.What != unrecorded || !isDeadLetter(step) { // a schema here has recorded it
 			f.ID = where.ID
 			f.Text += "; " + where.Text
 		}
@@ -163,7 +164,7 @@ func (q *inquiry) findStuckStep(s *site, t *operator.Timeline, step *operator.Ti
 	return f
 }
 
-// findAwaitedStep tells where the command of a step, or its reply, is.
+// findAwaitedStep returns where the command of a running step is, or its reply.
 func (q *inquiry) findAwaitedStep(s *site, t *operator.Timeline, step *operator.TimelineStep, name string) Finding {
 	if n := step.Nested; n != nil && n.EndedAt.IsZero() && step.State == operator.StepRunning {
 		return Finding{What: "nested", Text: fmt.Sprintf("%s: runs the saga %s, nested at %s", name, cli.FormatCell(n.Saga), n.Path)}
@@ -179,7 +180,7 @@ func (q *inquiry) findAwaitedStep(s *site, t *operator.Timeline, step *operator.
 	return f
 }
 
-// isReply reports whether n is that of a reply to the last message of a step.
+// isReply reports whether n is the number of a reply to the last message of a step.
 func isReply(n string, step *operator.TimelineStep) bool {
 	mark := flow.ReplyN(step.N, isUndoing(step), "")
 	return strings.HasPrefix(n, mark)

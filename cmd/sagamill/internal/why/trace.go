@@ -10,15 +10,15 @@ import (
 	"github.com/sagamill/sagamill/saga"
 )
 
-// unrecorded is what a finding is about if a message was published, and it is not known
-// what has become of it.
+// unrecorded marks the finding about a message that was published, and that no schema here has
+// recorded.
 const unrecorded = "published"
 
-// lostSight says where such a message may be.
-const lostSight = "it waits in a queue, is being handled, or was lost with its queue"
+// unknownPlace lists the places where such a message may be.
+const unknownPlace = "it waits in a queue, is being handled, or was lost with its queue"
 
-// traceStep follows the last message of a step from its reply back to its command, and tells
-// the first place where something is. home is the orchestrator's schema.
+// traceStep follows the last message of a step from its reply back to its command. It returns the
+// first place where one of them is. home is the orchestrator's schema.
 func (q *inquiry) traceStep(home *site, t *operator.Timeline, step *operator.TimelineStep) Finding {
 	if f, ok := q.traceReply(home, step); ok {
 		return f
@@ -38,7 +38,7 @@ func (q *inquiry) traceStep(home *site, t *operator.Timeline, step *operator.Tim
 	return q.findUnrecorded(home, t, command, step)
 }
 
-// traceReply looks for the reply: in any outbox, or parked by the orchestrator.
+// traceReply looks for the reply in the outboxes, and among the messages that the orchestrator parked.
 func (q *inquiry) traceReply(home *site, step *operator.TimelineStep) (f Finding, ok bool) {
 	for i := range home.in.Letters {
 		l := &home.in.Letters[i]
@@ -58,7 +58,7 @@ func (q *inquiry) traceReply(home *site, step *operator.TimelineStep) (f Finding
 				if q.isReplyTo(home, step, m) {
 					continue
 				}
-				f = Finding{What: "reply-at-broker", ID: m.ID, Since: cli.FormatMoment(m.CreatedAt), Text: fmt.Sprintf("handled at %s in schema %s; its reply is published, and no orchestrator of schema %s has recorded it: %s", cli.FormatTime(m.CreatedAt), s.name, home.name, lostSight)}
+				f = Finding{What: "reply-at-broker", ID: m.ID, Since: cli.FormatMoment(m.CreatedAt), Text: fmt.Sprintf("handled at %s in schema %s; its reply is published, and no orchestrator of schema %s has recorded it: %s", cli.FormatTime(m.CreatedAt), s.name, home.name, unknownPlace)}
 			} else {
 				f = q.findMessage(s, m)
 				f.What, f.Text = "reply-"+string(m.Place), "handled at "+cli.FormatTime(m.CreatedAt)+"; its reply "+f.Text
@@ -70,7 +70,8 @@ func (q *inquiry) traceReply(home *site, step *operator.TimelineStep) (f Finding
 	return f, false
 }
 
-// isReplyTo reports whether the reply m has been taken: it was late, or freed nothing.
+// isReplyTo reports whether the orchestrator has handled the reply m. The step still waits, so the
+// reply was late or had no effect.
 func (q *inquiry) isReplyTo(home *site, step *operator.TimelineStep, m *operator.OutboxMessage) bool {
 	for i := range home.in.Steps {
 		r := &home.in.Steps[i]
@@ -81,7 +82,7 @@ func (q *inquiry) isReplyTo(home *site, step *operator.TimelineStep, m *operator
 	return false
 }
 
-// traceParked looks for the message of a step, parked by whoever takes it.
+// traceParked looks for the message of a step among the parked messages of all schemas.
 func (q *inquiry) traceParked(step *operator.TimelineStep) (f Finding, ok bool) {
 	kind := map[bool]string{false: "action", true: "compensation"}[isUndoing(step) && step.Type != saga.TypeRevoke]
 	for _, s := range q.sites {
@@ -94,7 +95,8 @@ func (q *inquiry) traceParked(step *operator.TimelineStep) (f Finding, ok bool) 
 	return f, false
 }
 
-// findCommand returns the last command of a step, or its last compensation, as the outbox has it.
+// findCommand returns the last command of a step, or its last compensation, from the outbox. It is nil
+// if the outbox does not have it any more.
 func (q *inquiry) findCommand(home *site, step *operator.TimelineStep) *operator.OutboxMessage {
 	for i := len(home.out.Messages) - 1; i >= 0; i-- {
 		m := &home.out.Messages[i]
@@ -106,7 +108,7 @@ func (q *inquiry) findCommand(home *site, step *operator.TimelineStep) *operator
 	return nil
 }
 
-// traceRow looks for what an inbox says of a step's message.
+// traceRow looks for an inbox row of a step's message.
 func (q *inquiry) traceRow(step *operator.TimelineStep) (f Finding, ok bool) {
 	undo := isUndoing(step) && step.Type != saga.TypeRevoke
 	for _, s := range q.sites {
@@ -120,7 +122,7 @@ func (q *inquiry) traceRow(step *operator.TimelineStep) (f Finding, ok bool) {
 				what, text = "nested", fmt.Sprintf("the saga %s, nested at %s, compensates", cli.FormatCell(n.Saga), n.Path)
 			}
 			if text == "" {
-				continue // it is about an action whose compensation has not come
+				continue // the row is of the action, and its compensation has not arrived
 			}
 			q.told[r] = true
 			return Finding{What: what, Since: cli.FormatMoment(r.UpdatedAt), Text: fmt.Sprintf("participant %s in schema %s: %s", cli.FormatCell(r.Step), s.name, text)}, true
@@ -129,7 +131,8 @@ func (q *inquiry) traceRow(step *operator.TimelineStep) (f Finding, ok bool) {
 	return f, false
 }
 
-// formatRow says what a participant's row comes to for a message that is not parked.
+// formatRow interprets a participant's row of a message that is not parked. It returns no text if the
+// row says nothing of the message.
 func formatRow(r *operator.StepRow, undo bool) (what, text string) {
 	at := cli.FormatTime(r.UpdatedAt)
 	switch {
@@ -140,12 +143,13 @@ func formatRow(r *operator.StepRow, undo bool) (what, text string) {
 	case r.State == "void" && !undo:
 		return "void", "its compensation came first, at " + at + ", so it never runs"
 	case r.State == "done" && !undo, r.State == "refused" && !undo, r.State == "compensated" && undo, r.State == "void" && undo, r.State == "compensated":
-		return "handled", "handled at " + at + "; its reply is in no outbox any more: " + lostSight + "; or the step does not reply (see saga.Participant)"
+		return "handled", "handled at " + at + "; its reply is in no outbox any more: " + unknownPlace + "; or the step does not reply (see saga.Participant)"
 	}
 	return "", ""
 }
 
-// findUnrecorded is what is left: the message was published, and nobody here has had it.
+// findUnrecorded returns the finding about a message that was published, and that no schema here has
+// recorded.
 func (q *inquiry) findUnrecorded(home *site, t *operator.Timeline, command *operator.OutboxMessage, step *operator.TimelineStep) Finding {
 	at, text := step.Sent, "published, sent at "
 	if command != nil {
@@ -155,14 +159,14 @@ func (q *inquiry) findUnrecorded(home *site, t *operator.Timeline, command *oper
 	if step.Topic != "" {
 		text += ", topic " + cli.FormatCell(step.Topic)
 	}
-	text += "; nobody in this database has recorded it: " + lostSight
-	if t.PlanProblem == "" && (step.State != operator.StepRunning || !t.Compensating) { // else retry is refused
+	text += "; nobody in this database has recorded it: " + unknownPlace
+	if t.PlanProblem == "" && (step.State != operator.StepRunning || !t.Compensating) { // otherwise retry is refused
 		text += "; " + q.formatVerb(home, t, "retry", step) + " sends it again under the same key, which is harmless"
 	}
 	return Finding{What: unrecorded, Since: cli.FormatMoment(at), Text: text}
 }
 
-// findMessage tells where a message of an outbox is that is not published.
+// findMessage returns the state of a message in an outbox.
 func (q *inquiry) findMessage(s *site, m *operator.OutboxMessage) Finding {
 	q.told[m] = true
 	f := Finding{ID: m.ID, Step: m.Step, N: m.N, Schema: s.name, Since: cli.FormatMoment(m.CreatedAt), What: "message-" + string(m.Place)}
@@ -194,7 +198,7 @@ func (q *inquiry) findMessage(s *site, m *operator.OutboxMessage) Finding {
 	return f
 }
 
-// formatRelay says who publishes from a schema.
+// formatRelay names the active relay of a schema.
 func formatRelay(s *site) string {
 	if s.out.Holder == "" {
 		return "no relay is active"
@@ -202,7 +206,7 @@ func formatRelay(s *site) string {
 	return "the active relay is " + cli.FormatCell(s.out.Holder)
 }
 
-// formatBlocker says what the broker has done with the message that others wait behind.
+// formatBlocker returns why the broker has not taken a message that others wait behind.
 func formatBlocker(b *operator.Blocker) string {
 	if b.Attempts == 0 {
 		return "whose topic takes no messages"
@@ -217,7 +221,7 @@ func formatAttempts(n int) string {
 	return fmt.Sprintf("%d times", n)
 }
 
-// findParked tells of a parked message, and with it of its step's row.
+// findParked returns the finding about a parked message, which covers its step's row too.
 func (q *inquiry) findParked(s *site, l *operator.DeadLetter) Finding {
 	q.told[l] = true
 	for i := range s.in.Steps {
@@ -241,7 +245,8 @@ func (q *inquiry) findParked(s *site, l *operator.DeadLetter) Finding {
 	return f
 }
 
-// findOtherMessages tells what no instance has accounted for: all there is of a choreographed saga.
+// findOtherMessages collects the findings about messages that no finding about an instance mentions.
+// A choreographed saga has only such messages.
 func (q *inquiry) findOtherMessages(s *site) {
 	for i := range s.in.Letters {
 		l := &s.in.Letters[i]
@@ -249,7 +254,7 @@ func (q *inquiry) findOtherMessages(s *site) {
 			continue
 		}
 		f := q.findParked(s, l)
-		if text, ok := q.explainOver(s, l); ok {
+		if text, ok := q.explainObsolete(s, l); ok {
 			f.Text += "; " + text
 		}
 		q.found = append(q.found, f)
@@ -265,7 +270,7 @@ func (q *inquiry) findOtherMessages(s *site) {
 		case !q.isToOrchestrator(m) && !q.isHandled(m):
 			q.found = append(q.found, Finding{
 				What: unrecorded, Schema: s.name, ID: m.ID, Step: m.Step, N: m.N, Since: cli.FormatMoment(m.CreatedAt),
-				Text: fmt.Sprintf("message %s for step %s, written at %s in schema %s, is published, topic %s; nobody in this database has recorded it under that name: %s", cli.FormatCell(m.Type), cli.FormatCell(m.Step), cli.FormatTime(m.CreatedAt), s.name, cli.FormatCell(m.Topic), lostSight),
+				Text: fmt.Sprintf("message %s for step %s, written at %s in schema %s, is published, topic %s; nobody in this database has recorded it under that name: %s", cli.FormatCell(m.Type), cli.FormatCell(m.Step), cli.FormatTime(m.CreatedAt), s.name, cli.FormatCell(m.Topic), unknownPlace),
 			})
 		}
 	}
@@ -274,7 +279,7 @@ func (q *inquiry) findOtherMessages(s *site) {
 	}
 }
 
-// isToOrchestrator reports whether m is a command or a reply of an instance that is known.
+// isToOrchestrator reports whether m is a command or a reply of an instance that was found.
 func (q *inquiry) isToOrchestrator(m *operator.OutboxMessage) bool {
 	if !q.isOrchestrated() {
 		return false
@@ -298,7 +303,8 @@ func (q *inquiry) isHandled(m *operator.OutboxMessage) bool {
 	return false
 }
 
-// findRows tells what an inbox knows: beside an instance, only what is not over.
+// findRows collects the findings about rows of an inbox. If the saga has an instance, it leaves out
+// the rows of completed steps.
 func (q *inquiry) findRows(s *site) {
 	for i := range s.in.Steps {
 		r := &s.in.Steps[i]

@@ -1,3 +1,4 @@
+// Package why has the command that says where a saga is waiting.
 package why
 
 import (
@@ -15,14 +16,15 @@ import (
 	"github.com/sagamill/sagamill/saga"
 )
 
-// A site is what a schema knows of a saga.
+// A site is the part of a saga that one schema has.
 type site struct {
 	name  string
 	out   operator.OutboxMessages
 	in    operator.InboxRows
-	sagas []operator.Timeline // those nested in others behind these
+	sagas []operator.Timeline // a nested instance stands behind its parent
 }
 
+// Commands returns the commands of the family.
 func Commands() []cli.Command {
 	return []cli.Command{{Words: "why", About: "say where the saga of a KEY is waiting, in all services of the database", Run: explainSaga}}
 }
@@ -56,12 +58,13 @@ func explainSaga(ctx context.Context, c *cli.Call) error {
 		}
 	}
 	if len(q.found) == 0 {
-		return cli.FindKey(at.Key, fmt.Errorf("nothing is known of %s in %s (what came without a key that can be read is in sagamill dead list -kind unknown)", cli.FormatCell(at.Key), cli.FormatCount(len(q.sites), "schemas")))
+		return cli.SuggestKey(at.Key, fmt.Errorf("nothing is known of %s in %s (what came without a key that can be read is in sagamill dead list -kind unknown)", cli.FormatCell(at.Key), cli.FormatCount(len(q.sites), "schemas")))
 	}
 	return nil
 }
 
-// listSchemas are those of the database, or those of -schema.
+// listSchemas returns the schemas that -schema lists, or all of the database that have tables of
+// sagamill.
 func listSchemas(ctx context.Context, c *cli.Call, db *pgxpool.Pool) ([]migrations.Schema, error) {
 	all, err := migrations.Schemas(ctx, db)
 	if err != nil || !c.IsGiven([]string{"schema"}) {
@@ -79,15 +82,15 @@ func listSchemas(ctx context.Context, c *cli.Call, db *pgxpool.Pool) ([]migratio
 	return named, nil
 }
 
-// collectSites reads what all schemas know, as of one moment.
+// collectSites reads the saga's parts from all schemas, in one snapshot.
 func (q *inquiry) collectSites(ctx context.Context, db *pgxpool.Pool, at saga.Address, schemas []migrations.Schema) error {
 	readable := slices.DeleteFunc(slices.Clone(schemas), func(s migrations.Schema) bool { return !s.Readable() })
 	for i := range schemas {
 		q.noteDenied(&schemas[i])
 	}
-	oneMoment := pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}
-	return pgx.BeginTxFunc(ctx, db, oneMoment, func(tx pgx.Tx) error {
-		for i := range readable { // before anything is read
+	snapshotTx := pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}
+	return pgx.BeginTxFunc(ctx, db, snapshotTx, func(tx pgx.Tx) error {
+		for i := range readable { // before anything else is read
 			l, err := operator.NewLocator(&operator.Options{Schema: readable[i].Name})
 			if err == nil {
 				err = l.Pin(ctx, tx)
@@ -107,7 +110,7 @@ func (q *inquiry) collectSites(ctx context.Context, db *pgxpool.Pool, at saga.Ad
 	})
 }
 
-// noteDenied notes what the role may not read.
+// noteDenied adds a finding if s, or its instances, cannot be read.
 func (q *inquiry) noteDenied(s *migrations.Schema) {
 	switch {
 	case len(s.Absent) > 0:
@@ -164,7 +167,7 @@ func (s *site) readSagas(ctx context.Context, n *operator.Instances, tx pgx.Tx, 
 	return nil
 }
 
-// checkScopes returns an error if what was found is more than one saga.
+// checkScopes returns an error if the sites have sagas of several scopes.
 func (q *inquiry) checkScopes() error {
 	var scopes []string
 	for _, s := range q.sites {
@@ -191,7 +194,7 @@ func (q *inquiry) checkScopes() error {
 	return fmt.Errorf("the key is used in several scopes: say which with -scope: %s", cli.ClipText(strings.Join(scopes, " "), 10*cli.ReasonWidth))
 }
 
-// A Finding is something that is known of a saga, or that it waits for.
+// A Finding is a fact about a saga, or something that it waits for.
 type Finding struct {
 	What   string `json:"what"`
 	Schema string `json:"schema"`
