@@ -70,7 +70,7 @@ func runDemo(ctx context.Context, args []string, stdout, stderr io.Writer) error
 	return trial.Run(ctx, stdout, stderr)
 }
 
-// newLaunch returns how the services of s are started.
+// newLaunch returns the launch of the services of s.
 func newLaunch(s *settings, together bool, environ func([]string) []string) *demo.Launch {
 	return &demo.Launch{
 		Settings: &s.Settings, Together: together, Environ: environ,

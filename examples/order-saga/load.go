@@ -16,7 +16,7 @@ type kind struct {
 	share    int    // of a hundred orders
 	body     string // of POST /orders, with the amount left out
 	copies   int    // clients that place it at the same time
-	outcome  string // the status that it must end in
+	outcome  string // status that the order must end in
 	expected string // for the table
 }
 
@@ -30,7 +30,7 @@ var kinds = []kind{
 	{"slow gateway", 2, `{"item":"book","quantity":1,"amount":%d,"currency":"EUR","card":"tok_slow"}`, 1, "completed", "charged after 2 s"},
 }
 
-// A placed order is what the clients know of one order.
+// A placed order is one order of the demo, as its clients see it.
 type placed struct {
 	demo.Placement
 	kind   *kind
@@ -38,7 +38,7 @@ type placed struct {
 	last   view
 }
 
-// view is what GET /orders/{id} answers.
+// A view is the body of the answer to GET /orders/{id}.
 type view struct {
 	Status string `json:"status"`
 	Reason string `json:"reason"`
@@ -78,7 +78,7 @@ func newLoad(url string, n int) *load {
 // formatBody returns the body of the order's POST.
 func (p *placed) formatBody() string { return fmt.Sprintf(p.kind.body, p.amount) }
 
-// refreshStatus asks for the order's status. If the service is away, the order keeps its last one.
+// refreshStatus reads the order's status. If the service is away, the order keeps its last status.
 func (l *load) refreshStatus(ctx context.Context, p *placed) {
 	status, body, err := l.SendRequest(ctx, &p.Placement, http.MethodGet, "/orders/"+p.ID, "")
 	var v view

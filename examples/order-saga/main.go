@@ -1,13 +1,12 @@
-// Command order-saga is the example of sagamill: an order, a payment and a
-// shipping service that take part in one choreographed saga, and the payment
-// gateway that one of them calls.
+// Command order-saga is the example of sagamill. An order, a payment and a shipping service take part
+// in one choreographed saga. The payment service calls a payment gateway.
 //
 //	order-saga serve [-services order,payment,shipping,gateway] [-listen 127.0.0.1:8080] [-gateway-plain]
 //	order-saga demo [-gateway-plain]
 //
-// serve runs the services named, all of them by default, until SIGINT or
-// SIGTERM. demo runs them as separate processes and places a mixed load of orders.
-// At the end it checks that no money was lost and nothing was done twice.
+// serve runs the named services, by default all, until SIGINT or SIGTERM. demo runs them as separate
+// processes and places a mixed load of orders. At the end it checks that no money was lost and
+// nothing was done twice.
 package main
 
 import (
@@ -43,7 +42,7 @@ func runCommand(ctx context.Context, args []string, stdout, stderr io.Writer) in
 	}, usage, stdout, stderr)
 }
 
-// runServe runs services until ctx ends, and then lets them finish what they have in hand.
+// runServe runs services until ctx ends, and then lets them finish their work in hand.
 func runServe(ctx context.Context, args []string, stderr io.Writer) error {
 	s, err := parseServe(args, stderr)
 	if err != nil {

@@ -7,8 +7,7 @@ import (
 	"github.com/sagamill/sagamill/examples/internal/demo"
 )
 
-// metrics have the names that package telemetry gives them, as in other services. This example
-// needs no library for them.
+// metrics have the same names as in package telemetry. This example needs no library for them.
 var metrics = slices.Concat(outboxMetrics, consumerMetrics)
 
 var outboxMetrics = []demo.Metric{

@@ -64,7 +64,7 @@ var consumerMetrics = []demo.Metric{
 	}},
 }
 
-// sampleArrivals returns the outcomes of each step, by reason if they have one, and those of
+// sampleArrivals returns the outcomes of each step, by reason if they have one, and the outcomes of
 // messages that belong to no step.
 func sampleArrivals(m *demo.Measurements) (all []demo.Sample) {
 	add := func(of string, outcome consumer.Outcome, reasons map[consumer.Reason]uint64) {

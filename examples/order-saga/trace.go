@@ -29,12 +29,12 @@ import (
 type tracing struct {
 	mu        sync.Mutex
 	to        io.Writer
-	file      *os.File // nil: to is not ours
+	file      *os.File // nil: to is closed by the caller
 	providers []*sdktrace.TracerProvider
 }
 
-// openTracing returns what appends to the file at path, or writes to stderr if
-// that is a hyphen, or nil if it is empty. Processes may share a file.
+// openTracing returns a tracing that appends to the file at path, which processes may share. If path
+// is a hyphen, it writes to stderr. If path is empty, openTracing returns nil.
 func openTracing(path string, stderr io.Writer) (*tracing, error) {
 	switch path {
 	case "":
@@ -49,7 +49,7 @@ func openTracing(path string, stderr io.Writer) (*tracing, error) {
 	return &tracing{to: file, file: file}, nil
 }
 
-// closeProviders writes what is left.
+// closeProviders writes the spans that are left, and closes the file.
 func (t *tracing) closeProviders(ctx context.Context) (err error) {
 	if t == nil {
 		return nil
@@ -63,7 +63,7 @@ func (t *tracing) closeProviders(ctx context.Context) (err error) {
 	return err
 }
 
-// newProvider returns a tracer provider for a service of this process.
+// newProvider returns a tracer provider for a service of this process. closeProviders closes it.
 func (t *tracing) newProvider(service string) trace.TracerProvider {
 	p := sdktrace.NewTracerProvider(sdktrace.WithBatcher(t),
 		sdktrace.WithResource(resource.NewSchemaless(attribute.String("service.name", service))))
@@ -71,7 +71,7 @@ func (t *tracing) newProvider(service string) trace.TracerProvider {
 	return p
 }
 
-// A spanLine is a span as it is written.
+// A spanLine is a span as JSON.
 type spanLine struct {
 	Trace      string         `json:"trace"`
 	Span       string         `json:"span"`
@@ -87,14 +87,14 @@ type spanLine struct {
 	Links      []spanLink     `json:"links,omitempty"`
 }
 
-// A spanLink is a span of another trace, which a duplicate was written in.
+// A spanLink is a span of another trace, in which a duplicate of the message was written.
 type spanLink struct {
 	Trace string `json:"trace"`
 	Span  string `json:"span"`
 }
 
-// ExportSpans implements sdktrace.SpanExporter. Each line is one write, so that
-// those of several processes do not mix.
+// ExportSpans implements sdktrace.SpanExporter. It writes each line in one call, so that lines of
+// several processes do not mix.
 func (t *tracing) ExportSpans(_ context.Context, spans []sdktrace.ReadOnlySpan) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -110,7 +110,7 @@ func (t *tracing) ExportSpans(_ context.Context, spans []sdktrace.ReadOnlySpan) 
 	return nil
 }
 
-// Shutdown implements sdktrace.SpanExporter. The providers share one.
+// Shutdown implements sdktrace.SpanExporter. It does nothing, because the providers share t.
 func (t *tracing) Shutdown(context.Context) error { return nil }
 
 func newSpanLine(s sdktrace.ReadOnlySpan) spanLine {
@@ -137,8 +137,7 @@ func newSpanLine(s sdktrace.ReadOnlySpan) spanLine {
 	return l
 }
 
-// watchers are what sees one service's part of the traces. Its fields are nil
-// where there is no tracing.
+// watchers observe one service for its part of the traces. Without tracing the fields are nil.
 type watchers struct {
 	relay    outbox.PublishObserver
 	consumer consumer.Observer
@@ -161,8 +160,8 @@ func (t *tracing) newWatchers(service string) (w watchers, err error) {
 	return w, err
 }
 
-// traceRequests returns next with a span around each request, as otelhttp has it. The
-// services of this process share a listener.
+// traceRequests returns next with a span around each request, as otelhttp does. The services of this
+// process share a listener, hence one provider.
 func (t *tracing) traceRequests(services []string, next http.Handler) http.Handler {
 	if t == nil {
 		return next
@@ -179,12 +178,12 @@ func (t *tracing) traceRequests(services []string, next http.Handler) http.Handl
 		r = r.WithContext(ctx)
 		next.ServeHTTP(w, r)
 		if r.Pattern != "" {
-			span.SetName(r.Pattern) // the path itself has an order's id
+			span.SetName(r.Pattern) // the path itself contains an order's ID
 		}
 	})
 }
 
-// newTracedClient returns an HTTP client that passes the trace of a request's context on.
+// newTracedClient returns an HTTP client that propagates the trace of a request's context.
 func (w *watchers) newTracedClient() *http.Client {
 	if w.http == nil {
 		return &http.Client{}
@@ -192,7 +191,7 @@ func (w *watchers) newTracedClient() *http.Client {
 	return &http.Client{Transport: tracingTransport{w.http}}
 }
 
-// passOn is a transport with a span around each call.
+// tracingTransport is a transport with a span around each call.
 type tracingTransport struct{ tracer trace.Tracer }
 
 // RoundTrip implements [http.RoundTripper].

@@ -32,7 +32,7 @@ func fetchLedger(ctx context.Context, url string) ([]entry, error) {
 	return ledger, nil
 }
 
-// A result is what a demo is judged by.
+// A result is the data by which a demo is judged.
 type result struct {
 	orders []*placed
 	ledger []entry
@@ -65,7 +65,7 @@ func checkEnds(r *result) (bad []string) {
 	return bad
 }
 
-// movements are what the ledger has of one order.
+// movements are the sums of the ledger's entries for one order.
 type movements struct {
 	charges, refunds int
 	balance          int64
@@ -119,7 +119,7 @@ func checkUnknownOrders(r *result) (bad []string) {
 	return bad
 }
 
-// judgeDemo prints the table of outcomes and judges the invariants. It returns how many do not hold.
+// judgeDemo prints the table of outcomes and the invariants. It returns how many do not hold.
 func (r *result) judgeDemo(w io.Writer) (violations int) {
 	r.printOutcomes(w)
 	return demo.JudgeResult(w, r, invariants)

@@ -17,10 +17,10 @@ type kind struct {
 	share    int    // of a hundred trips
 	body     string // of POST /trips
 	copies   int    // clients that place it at the same time
-	outcome  string // the status that it must end in; empty: either, it depends on others
+	outcome  string // status that the trip must end in; empty: either, it depends on other trips
 	expected string // for the table
 
-	cancel time.Duration // the customer cancels at some time until so long after it is accepted; 0: never
+	cancel time.Duration // the customer cancels within this time after the trip is accepted; 0: never
 }
 
 var kinds = []kind{
@@ -46,7 +46,7 @@ const (
 	compensated = "compensated"
 )
 
-// A placed trip is what the clients know of one trip.
+// A placed trip is one trip of the demo, as its clients see it.
 type placed struct {
 	demo.Placement
 	kind *kind
@@ -54,11 +54,11 @@ type placed struct {
 	deleted int // status of the answer to DELETE
 	last    view
 
-	began  time.Time     // when it was first sent
-	lasted time.Duration // from then until it was seen to have ended
+	began  time.Time     // when the request was first sent
+	lasted time.Duration // from then until the client saw that the trip had ended
 }
 
-// view is what GET /trips/{id} answers.
+// A view is the body of the answer to GET /trips/{id}.
 type view struct {
 	Status string `json:"status"`
 	Reason string `json:"reason"`
@@ -97,7 +97,7 @@ func newLoad(url string, n int) *load {
 	return l
 }
 
-// placeTrip posts the trip from all of its clients, and then cancels a trip of a kind to cancel.
+// placeTrip posts the trip from all of its clients, and then cancels it if its kind has a cancel time.
 func (l *load) placeTrip(ctx context.Context, p *placed) error {
 	p.began = time.Now()
 	if err := l.PostCopies(ctx, &p.Placement, "/trips", p.kind.body); err != nil {
@@ -113,7 +113,7 @@ func (l *load) placeTrip(ctx context.Context, p *placed) error {
 	return l.cancelTrip(ctx, p)
 }
 
-// cancelTrip cancels the trip, or learns that it is too late.
+// cancelTrip cancels the trip. The answer that it is too late is no error.
 func (l *load) cancelTrip(ctx context.Context, p *placed) error {
 	status, reply, err := l.RepeatRequest(ctx, &p.Placement, http.MethodDelete, "/trips/"+p.ID, "", func(int) bool { return false })
 	p.deleted = status
@@ -123,7 +123,7 @@ func (l *load) cancelTrip(ctx context.Context, p *placed) error {
 	return err
 }
 
-// refreshStatus asks for the trip's status. If the service is away, the trip keeps its last one.
+// refreshStatus reads the trip's status. If the service is away, the trip keeps its last status.
 func (l *load) refreshStatus(ctx context.Context, p *placed) {
 	status, body, err := l.SendRequest(ctx, &p.Placement, http.MethodGet, "/trips/"+p.ID, "")
 	var v view

@@ -1,16 +1,14 @@
-// Command trip-saga is the example of package saga: a trip whose flight, hotel and
-// car are booked at the same time by services of their own, and then ticketed, or
-// else given back.
+// Command trip-saga is the example of package saga. Three services book the flight, the hotel and the
+// car of a trip at the same time. Then the trip is ticketed, or the bookings are given back.
 //
 //	trip-saga serve [-services trip,flight,hotel,car,ticketing,mail] [-listen 127.0.0.1:8080] [-patience 10s]
 //	trip-saga demo [-processes]
 //	trip-saga plan
 //	trip-saga definitions
 //
-// serve runs the services named, all of them by default, until SIGINT or
-// SIGTERM. demo runs them all and places a mixed load of trips. At the end it checks that no unit
-// is held twice or without a trip. plan prints the saga for people, and definitions for sagamill
-// saga check.
+// serve runs the named services, by default all, until SIGINT or SIGTERM. demo runs them all and
+// places a mixed load of trips. At the end it checks that no unit is held twice or without a trip.
+// plan prints the saga for people, and definitions prints it for sagamill saga check.
 package main
 
 import (
@@ -52,7 +50,7 @@ func runCommand(ctx context.Context, args []string, stdout, stderr io.Writer) in
 	}, usage, stdout, stderr)
 }
 
-// runServe runs services until ctx ends, and then lets them finish what they have in hand.
+// runServe runs services until ctx ends, and then lets them finish their work in hand.
 func runServe(ctx context.Context, args []string, stderr io.Writer) error {
 	s, err := parseServe(args, stderr)
 	if err != nil {

@@ -9,8 +9,8 @@ import (
 	"github.com/sagamill/sagamill/saga"
 )
 
-// metrics are those of sagas, and some of those of relays and consumers, under the names that
-// package telemetry gives them. The order example has all others.
+// metrics are the metrics of sagas, and some of relays and consumers. They have the same names as in
+// package telemetry. The order example has all others.
 var metrics = []demo.Metric{
 	{Name: "sagamill_outbox_messages", Kind: "gauge", Help: "Messages that have not been published, by state.", Database: true, Samples: func(m *demo.Measurements) []demo.Sample {
 		return demo.SampleLabels("state", map[string]int{

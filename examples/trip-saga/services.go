@@ -103,7 +103,7 @@ func buildService(ctx context.Context, n *demo.Service, s *settings, b demo.Brok
 	return nil
 }
 
-// buildOrchestrator makes n the service that takes trips and runs their sagas.
+// buildOrchestrator makes n the service that accepts trips and runs their sagas.
 func buildOrchestrator(n *demo.Service, patience time.Duration, logger *slog.Logger) error {
 	d, err := trip.DefineSaga(n.Schema, patience)
 	if err != nil {

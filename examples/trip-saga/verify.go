@@ -30,7 +30,7 @@ func fetchLedgers(ctx context.Context, urls map[string]string) (map[string]comma
 	return all, nil
 }
 
-// A result is what a demo is judged by.
+// A result is the data by which a demo is judged.
 type result struct {
 	trips    []*placed
 	ledgers  map[string]command.Ledger // by service
@@ -67,8 +67,8 @@ func checkEnds(r *result) (bad []string) {
 	return bad
 }
 
-// hasEndedWell reports whether the trip ended as it should. On a slow machine, or while processes
-// are killed, a deadline may pass, and the trip is compensated.
+// hasEndedWell reports whether the trip ended with the right status. On a slow machine, or while
+// processes are killed, a deadline may pass. Then the trip may be compensated instead.
 func (p *placed) hasEndedWell(patience time.Duration) bool {
 	want := p.kind.outcome
 	switch {
@@ -89,7 +89,7 @@ func (p *placed) isLate(patience time.Duration) bool {
 	return p.last.Status == compensated && says && p.lasted >= patience-patience/10
 }
 
-// countLateTrips counts the trips that a deadline has kept from ending as they might have.
+// countLateTrips counts the trips that were compensated only because a deadline has passed.
 func (r *result) countLateTrips() (n int) {
 	for _, p := range r.trips {
 		if p.kind.outcome != compensated && p.deleted != http.StatusAccepted && p.isLate(r.patience) {
@@ -99,7 +99,7 @@ func (r *result) countLateTrips() (n int) {
 	return n
 }
 
-// held are the services in which the trip must hold something in the end.
+// wantHeldUnits returns how many units the trip must hold in the end, by service.
 func (p *placed) wantHeldUnits() map[string]int {
 	held := map[string]int{}
 	if p.last.Status == completed {
@@ -111,7 +111,7 @@ func (p *placed) wantHeldUnits() map[string]int {
 	return held
 }
 
-// countEntries counts, by service and state, what was done for each trip.
+// countEntries counts the ledgers' entries of each trip, by service and state.
 func (r *result) countEntries() map[string]map[string]int {
 	all := map[string]map[string]int{}
 	for service, ledger := range r.ledgers {
@@ -198,7 +198,7 @@ func checkUnknownTrips(r *result) (bad []string) {
 	return bad
 }
 
-// judgeDemo prints the table of outcomes and judges the invariants. It returns how many do not hold.
+// judgeDemo prints the table of outcomes and the invariants. It returns how many do not hold.
 func (r *result) judgeDemo(w io.Writer) (violations int) {
 	r.printOutcomes(w)
 	if n := r.countLateTrips(); n > 0 {

@@ -154,8 +154,8 @@ func (a *App) closeServices() {
 	}
 }
 
-// declareQueues declares the queues of all services, here and elsewhere, that listen to messages
-// of the services here.
+// declareQueues declares the queues that listen to messages of the services here. Their services may
+// run in another process.
 func (a *App) declareQueues(ctx context.Context) error {
 	p := a.Settings.Program
 	for _, listener := range p.Services {

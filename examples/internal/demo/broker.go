@@ -22,8 +22,8 @@ import (
 // A Broker transports the services' messages.
 type Broker interface {
 	outbox.Publisher
-	// Declare makes a queue of service for each topic. Messages that are published after it
-	// returns are kept for service.
+	// Declare makes a queue of service for each topic. A message that is published after it has
+	// returned waits for service.
 	Declare(ctx context.Context, service string, topics []string) error
 	// Subscriber returns a subscriber to the queues of service.
 	Subscriber(service string) (message.Subscriber, error)
@@ -44,7 +44,7 @@ func OpenBroker(url, namespace string, restricted bool, logger *slog.Logger) (Br
 	if restricted {
 		at, err := amqp091.ParseURI(brokerurls.Split(url)[0]) // the user is the same at each node
 		if err != nil {
-			return nil, errors.New("it is not an AMQP URL") // ParseURI's own error has the URL in it
+			return nil, errors.New("it is not an AMQP URL") // the error of ParseURI quotes the URL
 		}
 		opts.UserID = at.Username
 	}

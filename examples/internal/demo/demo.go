@@ -87,7 +87,7 @@ func (p *Program) StartServers(ctx context.Context, stderr io.Writer) (*devservi
 	return servers, s, nil
 }
 
-// IsInProcess reports whether the broker is within this process, because RabbitMQ cannot be had.
+// IsInProcess reports whether the broker runs in this process, because there is no RabbitMQ.
 func (s *Settings) IsInProcess() bool { return s.AMQPURL == devservices.InProcess }
 
 // A Trial is one run of a demo on a fleet.
@@ -96,10 +96,10 @@ type Trial[T any] struct {
 	Load  *Load[T]
 	Flags *DemoFlags
 
-	// Victim returns which of n processes is killed after so many others.
+	// Victim returns the index of the process to kill, of n, after killed others.
 	Victim func(killed, n int) int
 
-	// Collect gets what the trial is judged by, after all sagas have ended.
+	// Collect reads the data for Judge, after all sagas have ended.
 	Collect func(context.Context) error
 
 	// Judge prints the outcome and returns the number of invariants that do not hold.
@@ -129,7 +129,7 @@ func (t *Trial[T]) Run(ctx context.Context, stdout, stderr io.Writer) error {
 	return os.RemoveAll(t.Fleet.logs)
 }
 
-// driveLoad places the load, waits until every saga has ended, and collects.
+// driveLoad places the load, waits until every saga has ended, and calls Collect.
 func (t *Trial[T]) driveLoad(ctx context.Context, stdout io.Writer) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

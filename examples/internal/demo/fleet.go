@@ -29,7 +29,7 @@ const (
 	stopLimit  = 45 * time.Second // for a process to end after SIGTERM
 )
 
-// A Launch is how a demo starts a program's services.
+// A Launch starts the services of a program for a demo.
 type Launch struct {
 	Settings *Settings
 	Together bool // all services in this process instead of one each
@@ -44,7 +44,7 @@ type Launch struct {
 	Environ func([]string) []string
 }
 
-// A Fleet is the running services: a process each, or all within this one.
+// A Fleet is the running services, in a process each or all within this process.
 type Fleet struct {
 	Program *Program
 	URLs    map[string]string // by service
@@ -67,7 +67,7 @@ type member struct {
 	log     *os.File
 	mu      sync.Mutex
 	process *os.Process
-	died    error // if it did not stop well after SIGTERM
+	died    error // how it ended after SIGTERM; nil: with exit code 0
 }
 
 // Start starts the services and returns when all are ready.
@@ -186,8 +186,8 @@ func (m *member) sendSignal(sig os.Signal) bool {
 	return m.process != nil && m.process.Signal(sig) == nil
 }
 
-// Stop sends SIGTERM to every process. It returns an error if one had to be killed or did not end
-// well.
+// Stop sends SIGTERM to every process and waits for its end. It returns an error if a process had to
+// be killed or ended with an error.
 func (f *Fleet) Stop() error {
 	f.stopping.Store(true)
 	if f.stopTogether != nil {
@@ -295,10 +295,10 @@ func (f *Fleet) AwaitEmpty(ctx context.Context) (left []string) {
 	}
 }
 
-// FindUnfinished returns the metrics of service in body that count messages and are not zero. A
-// service that has messages and no such metric, as while its database is away, is unfinished too.
+// FindUnfinished returns the metrics of service in body that count messages and are not zero. If a
+// service with messages has no such metric, because its database is away, it counts as unfinished.
 func (p *Program) FindUnfinished(service, body string) (left []string) {
-	known := len(p.Listens[service]) == 0 // without messages it has no such metric
+	known := len(p.Listens[service]) == 0 // a service without messages has no such metric
 	for line := range strings.Lines(body) {
 		line = strings.TrimSpace(line)
 		name, labels, _ := strings.Cut(line, "{")
@@ -316,7 +316,7 @@ func (p *Program) FindUnfinished(service, body string) (left []string) {
 	return left
 }
 
-// FetchURL asks url, and returns the answer.
+// FetchURL sends a GET to url and returns the answer.
 func FetchURL(ctx context.Context, url string) (status int, body []byte, err error) {
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
@@ -331,7 +331,7 @@ func FetchURL(ctx context.Context, url string) (status int, body []byte, err err
 	return answer.StatusCode, body, err
 }
 
-// findPort returns a port that was free a moment ago. A process that is started again keeps it.
+// findPort returns a port that was free a moment ago. A restarted process uses the same port.
 func findPort() (string, error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

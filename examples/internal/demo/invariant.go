@@ -6,10 +6,10 @@ import (
 	"io"
 )
 
-// An Invariant is something that must be true of the result R of a demo.
+// An Invariant is a statement that must be true of the result R of a demo.
 type Invariant[R any] struct {
 	Says  string
-	Check func(R) []string // returns what contradicts it
+	Check func(R) []string // returns the contradictions
 }
 
 // maxShown limits how many contradictions of an invariant are printed.

@@ -18,12 +18,12 @@ import (
 	"github.com/sagamill/sagamill/internal/backoff"
 )
 
-// A Placement is what the clients of a demo know of one order, trip or the like.
+// A Placement is one order or trip of a demo, as its clients see it.
 type Placement struct {
 	Tenant, Key string
 	Copies      int // clients that place it at the same time
 
-	Replies [][]byte // one for each of them
+	Replies [][]byte // one for each client
 	ID      string
 }
 
@@ -47,7 +47,7 @@ type Load[T any] struct {
 	placed, ended, retries atomic.Int64
 
 	mu       sync.Mutex
-	accepted []T // since AwaitEnd looked last
+	accepted []T // since the last call of takeAccepted
 }
 
 // PickKind returns the index of the kind of item i. The first items have one kind each, so that a
@@ -65,7 +65,7 @@ func PickKind(i int, shares []int) int {
 	return 0
 }
 
-// PlaceAll places every item. So many clients do it at the same time.
+// PlaceAll places every item, with so many clients at the same time.
 func (l *Load[T]) PlaceAll(ctx context.Context, clients int) error {
 	queue := make(chan T)
 	var working sync.WaitGroup

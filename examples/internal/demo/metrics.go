@@ -19,7 +19,7 @@ import (
 // metricsTimeout limits how long a service's database may take to answer.
 const metricsTimeout = 2 * time.Second
 
-// Measurements are the numbers of one service.
+// Measurements are the counters and statistics of one service.
 type Measurements struct {
 	Service *Service
 	Relay   outbox.Counters

@@ -75,8 +75,7 @@ func (s *Settings) OpenService(ctx context.Context, name string, build func(*Ser
 	return service, nil
 }
 
-// checkTopics returns an error unless the steps of s listen to the topics that queues are
-// declared for.
+// checkTopics returns an error unless the steps of s listen to exactly the declared topics.
 func (s *Service) checkTopics(declared []string) error {
 	if s.Consumer == nil || slices.Equal(s.Consumer.Topics(), declared) {
 		return nil
@@ -104,8 +103,8 @@ func (p *Program) MigrateService(ctx context.Context, service, databaseURL strin
 	}
 }
 
-// isStarting reports whether the server will accept connections later. Any other answer means a
-// wrong setting, such as a database that does not exist.
+// isStarting reports whether the answer says that the server accepts connections later. Any other
+// answer means a wrong setting, such as a database that does not exist.
 func isStarting(answer *pgconn.PgError) bool {
 	return strings.HasPrefix(answer.Code, "57P") || answer.Code == "53300"
 }

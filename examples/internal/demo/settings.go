@@ -23,7 +23,7 @@ import (
 	"github.com/sagamill/sagamill/internal/tools/devservices"
 )
 
-// Settings are those of serve that all programs have.
+// Settings are the settings of serve that all programs have.
 type Settings struct {
 	Program *Program
 
@@ -160,7 +160,7 @@ func (s *Settings) CheckURLs() error {
 	return s.checkPlaintext()
 }
 
-// isForeignScheme reports whether at is not a URL of a broker.
+// isForeignScheme reports whether at is no URL of RabbitMQ.
 func isForeignScheme(at string) bool {
 	u, err := url.Parse(at)
 	return err != nil || u.Scheme != "amqp" && u.Scheme != "amqps"
@@ -211,7 +211,7 @@ func (p *Program) databaseVariables() (names []string) {
 	return names
 }
 
-// findDatabase returns the database of service, and the setting that names it.
+// findDatabase returns the URL of the service's database, and the variable that has it.
 func (s *Settings) findDatabase(service string) (variable, url string) {
 	if own := os.Getenv(DatabaseVariable(service)); own != "" {
 		return DatabaseVariable(service), own

@@ -58,8 +58,8 @@ func FormatAddress(a saga.Address) string {
 	return s + ", nested at " + FormatCell(a.Path)
 }
 
-// FormatStatus returns the status of an instance. It adds that the instance is paused, unless the
-// status says so.
+// FormatStatus returns the status of an instance, and adds that it is paused if the status is
+// another one.
 func FormatStatus(t *operator.Timeline) string {
 	if t.Paused && t.Status != saga.StatusPaused {
 		return string(t.Status) + ", and paused"

@@ -122,7 +122,7 @@ func (q *inquiry) traceRow(step *operator.TimelineStep) (f Finding, ok bool) {
 				what, text = "nested", fmt.Sprintf("the saga %s, nested at %s, compensates", cli.FormatCell(n.Saga), n.Path)
 			}
 			if text == "" {
-				continue // the row is of the action, and its compensation has not arrived
+				continue // the row records the action, and its compensation has not arrived
 			}
 			q.told[r] = true
 			return Finding{What: what, Since: cli.FormatMoment(r.UpdatedAt), Text: fmt.Sprintf("participant %s in schema %s: %s", cli.FormatCell(r.Step), s.name, text)}, true

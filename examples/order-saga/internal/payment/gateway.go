@@ -74,7 +74,7 @@ func (g Gateway) postRequest(ctx context.Context, path, key string, body any) er
 	if err != nil {
 		return markHopeless(fmt.Errorf("payment: gateway: %w", err))
 	}
-	r.GetBody = nil // because of the key, net/http would repeat the request by itself
+	r.GetBody = nil // because of the key, net/http would repeat the request
 	r.Header.Set("Content-Type", "application/json")
 	r.Header.Set("Idempotency-Key", key)
 	status, text, err := g.sendRequest(r)

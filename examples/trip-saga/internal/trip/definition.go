@@ -104,8 +104,8 @@ func (s *State) newConfirmation() command.Confirmation {
 // localSteps are the steps that the trip service does itself.
 type localSteps struct{ schema string }
 
-// quotePrice adds up what the trip costs. As the first step it runs in the transaction of the
-// request, so a trip over the budget has ended when its customer gets the answer.
+// quotePrice adds up the prices of the trip. As the first step it runs in the transaction of the
+// request. So a trip over the budget has ended when its customer gets the answer.
 func (l localSteps) quotePrice(ctx context.Context, tx pgx.Tx, _ saga.Turn, s *State) error {
 	for _, part := range [][2]string{{command.Flight, s.Flight}, {command.Hotel, s.Hotel}, {command.Car, s.Car}} {
 		if part[1] == "" {
