@@ -67,15 +67,15 @@ func printJournal(c *cli.Call, entries []operator.JournalEntry, asJSON bool) err
 	rows := make([][]string, len(entries))
 	for i, e := range entries {
 		rows[i] = []string{
-			strconv.FormatInt(e.ID, 10), cli.FormatTime(e.At), cli.FormatCell(e.By), cli.FormatCell(e.DBUser), e.Verb, strconv.Itoa(len(e.IDs)), cli.FormatCell(formatIDs(e.IDs)),
+			strconv.FormatInt(e.ID, 10), cli.FormatTime(e.At), cli.FormatCell(e.By), cli.FormatCell(e.DBUser), e.Verb, strconv.Itoa(len(e.IDs)), cli.FormatCell(formatIDRange(e.IDs)),
 			cli.FormatCell(cli.ClipText(string(e.What), cli.ReasonWidth)), cli.FormatCell(cli.ClipText(e.Why, cli.ReasonWidth)),
 		}
 	}
 	return cli.PrintTable(c.Stdout, []string{"ID", "AT", "BY", "LOGIN", "VERB", "COUNT", "IDS", "PICKED", "WHY"}, rows)
 }
 
-// formatIDs lists a few ids, and of many ids returns the first and the last.
-func formatIDs(ids []int64) string {
+// formatIDRange lists a few ids, and of many ids returns the first and the last.
+func formatIDRange(ids []int64) string {
 	if len(ids) > 5 {
 		return fmt.Sprintf("%d…%d", ids[0], ids[len(ids)-1])
 	}
