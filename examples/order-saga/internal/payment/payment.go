@@ -86,8 +86,8 @@ func (s *Service) chargeCard(ctx context.Context, in consumer.Message[event.Orde
 	return verdict{}, err
 }
 
-// lookUpCharge asks the gateway whether it has charged the card. A declined charge is not found, so
-// the card is charged again and declined again.
+// lookUpCharge asks the gateway whether it has charged the card. A declined charge moved nothing and is
+// not found, so the charge is requested again.
 func (s *Service) lookUpCharge(ctx context.Context, _ consumer.Message[event.Order], key string) (verdict, bool, error) {
 	_, found, err := s.gateway.FindCharge(ctx, key)
 	return verdict{}, found, err
