@@ -74,6 +74,7 @@ func (p *Program) snakeName() string { return strings.ReplaceAll(p.Name, "-", "_
 // A SettingError names a setting that cannot be used.
 type SettingError struct{ name, problem string }
 
+// Error names the setting and what is wrong with it.
 func (e *SettingError) Error() string { return e.name + ": " + e.problem }
 
 // BadSetting returns a [SettingError].

@@ -13,8 +13,10 @@ import (
 // IDList is a flag that may be given several times, with several ids each.
 type IDList []int64
 
+// String is for package flag: no ids are the default.
 func (l *IDList) String() string { return "" }
 
+// Set adds the ids in s, which commas separate. Its error names the part that is no id.
 func (l *IDList) Set(s string) error {
 	for part := range strings.SplitSeq(s, ",") {
 		id, err := strconv.ParseInt(strings.TrimSpace(part), 10, 64)
@@ -29,8 +31,10 @@ func (l *IDList) Set(s string) error {
 // Age is a flag for how long ago something was.
 type Age time.Duration
 
+// String returns the age as time.Duration writes it.
 func (a *Age) String() string { return time.Duration(*a).String() }
 
+// Set reads a duration such as 720h. Its error says what is wrong with s.
 func (a *Age) Set(s string) error {
 	d, err := time.ParseDuration(s)
 	if err != nil {
