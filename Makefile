@@ -30,7 +30,7 @@ export GOFLAGS := $(GOFLAGS) -buildvcs=false
 export STATICCHECK_CACHE ?= $(shell $(GO) env GOCACHE)/staticcheck
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-trip serve serve-trip chaos services test verify test-postgres test-pooler tests fuzz mutants mutate model check api apidiff statements vuln fmt bench-idemkey bench-relay bench-consumer bench-saga bench-scale FORCE
+.PHONY: help demo demo-trip serve serve-trip chaos services test verify long-packages slow-tests test-postgres test-pooler tests fuzz mutants mutate model check api apidiff statements vuln fmt bench-idemkey bench-relay bench-consumer bench-saga bench-scale FORCE
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -53,10 +53,11 @@ chaos: bin/chaos ## run both examples under every fault and judge what is left, 
 services: bin/with ## find or start PostgreSQL, RabbitMQ, Redis and NATS, print their URLs, hold them until Ctrl-C
 	@bin/with
 
-# What takes minutes by itself: suites of several packages, clusters, drivers of real programs. It is for make verify.
-# A RUN looks everywhere.
-ifeq ($(RUN),.)
-LONG ?= /internal/(suites|tools/devservices|testing/rabbitcluster|testing/rabbitnode)(/|$$)
+# What takes minutes by itself is for make verify: the packages in LONG, and the tests named like SLOW, which start
+# and kill RabbitMQ nodes. A PKG or a RUN leaves out nothing.
+ifeq ($(PKG) $(RUN),./... .)
+LONG ?= /internal/(suites|tools/devservices)(/|$$)
+SLOW ?= ^TestPrivateBroker
 endif
 
 test: bin/with ## run the tests and a brief chaos; PKG=./outbox/... for some, RUN=TestEveryCell for one
@@ -66,14 +67,20 @@ ifeq ($(PKG) $(RUN),./... .)
 	@$(MAKE) --no-print-directory chaos CHAOS='-brief $(CHAOS)'
 endif
 
-verify: bin/with ## run what make test leaves out for its time: suites of several packages, chaos' own tests, a brief chaos on a cluster
-	@bin/with -own -- $(MAKE) --no-print-directory tests PKG="$$($(GO) list ./... | grep -E '$(LONG)' | xargs) ./internal/suites/relaytargets"
+verify: bin/with ## run what make test leaves out for its time: suites of several packages, clusters, chaos' own tests, a brief chaos on a cluster
+	@bin/with -own -- $(MAKE) --no-print-directory long-packages slow-tests
 	@$(GO) -C chaos test -count=1 -timeout=10m -p=3 ./...
 	@$(MAKE) --no-print-directory chaos CHAOS='-cluster -brief'
 
+long-packages:
+	@$(MAKE) --no-print-directory tests PKG="$$($(GO) list ./... | grep -E '$(LONG)' | xargs) ./internal/suites/relaytargets"
+
+slow-tests:
+	@$(MAKE) --no-print-directory tests RUN='$(SLOW)' PKG="$$(grep -rl --include='*_test.go' 'func $(SLOW:^%=%)' . | xargs -n 1 dirname | sort -u | xargs)"
+
 test-postgres: bin/with ## run the tests on private servers of PostgreSQL PG=14, 15, 16, 17 or 18; PKG and RUN narrow them as above
 	@test -n '$(PG)' || { echo 'make test-postgres: say which version, as PG=14' >&2; exit 1; }
-	@env -u DATABASE_URL SAGAMILL_POSTGRES='$(PG)' bin/with -own -- $(MAKE) --no-print-directory tests LONG=
+	@env -u DATABASE_URL SAGAMILL_POSTGRES='$(PG)' bin/with -own -- $(MAKE) --no-print-directory tests LONG= SLOW=
 
 # What runs behind a pooler: the packages whose statements go through one.
 POOLED ?= ./consumer ./outbox ./saga ./idemkey/idempg ./examples/...
@@ -84,7 +91,7 @@ test-pooler: bin/with ## run the tests of what talks to PostgreSQL behind pgboun
 # What runs when the services are there. The brokers' modules are requirements of
 # the tests on them alone, which are a module of their own. For go, a RUN that matches
 # nothing is a success; here it must not pass as if it had looked.
-tests: TEST  = test $(RACE) $(TESTFLAGS) -run='$(RUN)'
+tests: TEST  = test $(RACE) $(TESTFLAGS) -run='$(RUN)' $(if $(SLOW),-skip='$(SLOW)')
 tests: APART_FROM = ./internal/suites/relaytargets
 tests: NAMED = $(filter-out $(APART_FROM),$(PKG))
 tests: LISTED = $(if $(and $(filter ./...,$(NAMED)),$(LONG)),$$($(GO) list ./... | grep -vE '$(LONG)'),$(NAMED))

@@ -71,7 +71,7 @@ func publishUntil(t *testing.T, pub *rabbitmq.Publisher, topic string) (tries in
 }
 
 // The behaviour of a Publisher and a Subscriber when nodes of a cluster die, hang, or are cut off.
-func TestClientsOnACluster(t *testing.T) {
+func TestPrivateBrokerClusterAndItsClients(t *testing.T) {
 	t.Parallel()
 	c := rabbittest.StartCluster(t, nil)
 	for _, tt := range []struct {

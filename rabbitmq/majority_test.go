@@ -108,7 +108,7 @@ func (l *listener) subscribe(t *testing.T) {
 // A queue without a majority costs its own topic only, whether it was consumed before or is
 // subscribed to now, and its messages arrive once it has one again. RabbitMQ answers
 // basic.consume and basic.cancel with an exception that closes the connection.
-func TestAQueueWithoutAMajorityCostsNoOtherTopic(t *testing.T) {
+func TestPrivateBrokerQueueWithoutMajorityCostsNoOtherTopic(t *testing.T) {
 	t.Parallel()
 	c := rabbittest.StartCluster(t, nil)
 	early, late := newListener(t, c, "early"), newListener(t, c, "late")

@@ -149,8 +149,8 @@ func firsts(t *testing.T, in <-chan *message.Message, n int) (payloads []string)
 	return payloads
 }
 
-// TestLimitedQueues has what policies of an operator do to queues that are full.
-func TestLimitedQueues(t *testing.T) {
+// TestPrivateBrokerLimitedQueues has what policies of an operator do to queues that are full.
+func TestPrivateBrokerLimitedQueues(t *testing.T) {
 	t.Parallel()
 	node := rabbittest.StartNode(t)
 	t.Run("it refuses", func(t *testing.T) { testAFullQueueRefuses(t, node, "refuse.", `,"overflow":"reject-publish"`) })

@@ -11,7 +11,7 @@ import (
 )
 
 // A confirmed message outlives kill -9, and both sides find the broker again.
-func TestBrokerKilled(t *testing.T) {
+func TestPrivateBrokerKilled(t *testing.T) {
 	t.Parallel()
 	node := rabbittest.StartNode(t)
 	cfg, err := rabbitmq.NewConfig(node.URL(), service, nil)

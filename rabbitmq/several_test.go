@@ -347,7 +347,7 @@ func TestASuspectIsLeft(t *testing.T) {
 }
 
 // A publisher leaves a broker that an alarm blocks for another one that takes messages.
-func TestABlockedBrokerIsLeft(t *testing.T) {
+func TestPrivateBrokerBlockedIsLeft(t *testing.T) {
 	t.Parallel()
 	node := rabbittest.StartNode(t)
 	proxy := rabbittest.NewProxy(t, rabbittest.URL()) // whose user and virtual host are the node's

@@ -29,7 +29,7 @@ var features = tests.Features{ConsumerGroups: true, GuaranteedOrder: true, Guara
 
 // TestSuite runs watermill's suite on a private broker, because the suite does not list the topics that it
 // leaves behind. The suite's test of a restarted broker reads data while it still writes them, so it cannot
-// pass the race detector: TestSuiteRestarts runs it then.
+// pass the race detector: TestPrivateBrokerSuiteRestarts runs it then.
 func TestSuite(t *testing.T) {
 	node := rabbittest.StartNode(t)
 	features := features
@@ -40,9 +40,9 @@ func TestSuite(t *testing.T) {
 	tests.TestPubSub(t, features, pubSub, withGroup)
 }
 
-// TestSuiteRestarts runs the one test that TestSuite leaves out, in a program
+// TestPrivateBrokerSuiteRestarts runs the one test that TestSuite leaves out, in a program
 // built without the race detector.
-func TestSuiteRestarts(t *testing.T) {
+func TestPrivateBrokerSuiteRestarts(t *testing.T) {
 	t.Parallel()
 	if !raceDetector {
 		return // TestSuite has run it

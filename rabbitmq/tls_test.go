@@ -28,8 +28,8 @@ func trusted(t *testing.T, ca *certtest.Authority) *tls.Config {
 	return &tls.Config{RootCAs: ca.Pool(), Certificates: []tls.Certificate{ca.Pair(t, time.Hour)}}
 }
 
-// TestPrivateNode has what takes settings of the broker: TLS and accounts.
-func TestPrivateNode(t *testing.T) {
+// TestPrivateBrokerTLSAndAccounts tests TLS and accounts, which need settings of the broker.
+func TestPrivateBrokerTLSAndAccounts(t *testing.T) {
 	t.Parallel()
 	ca := certtest.NewAuthority(t)
 	certificate, key := ca.Issue(t, time.Hour)

@@ -18,9 +18,9 @@ func TestTopologyFile(t *testing.T) {
 	permissiontest.CheckFile(t, "topology.json", program.Topology(program.Name))
 }
 
-// TestBrokerPermissions has a broker with a user for each service: all that is its own
+// TestPrivateBrokerPermissions has a broker with a user for each service: all that is its own
 // works, and everything else is refused.
-func TestBrokerPermissions(t *testing.T) {
+func TestPrivateBrokerPermissions(t *testing.T) {
 	t.Parallel()
 	of := program.Topology(program.Name)
 	b := permissiontest.New(t, of)

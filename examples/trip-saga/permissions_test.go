@@ -17,9 +17,9 @@ func TestTopologyFile(t *testing.T) {
 	permissiontest.CheckFile(t, "topology.json", program.Topology(program.Name))
 }
 
-// TestBrokerPermissions has a broker with a user for the orchestrator and one for each
+// TestPrivateBrokerPermissions has a broker with a user for the orchestrator and one for each
 // participant: trips are made and given back, and nobody can send or read what is another's.
-func TestBrokerPermissions(t *testing.T) {
+func TestPrivateBrokerPermissions(t *testing.T) {
 	t.Parallel()
 	b := permissiontest.New(t, program.Topology(program.Name))
 	b.CheckForgery(t)

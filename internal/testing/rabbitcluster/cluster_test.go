@@ -19,8 +19,8 @@ const patience = 30 * time.Second
 // queue is the quorum queue of the test.
 const queue = "q"
 
-// TestCluster is one test with steps, since a cluster takes ten seconds to start.
-func TestCluster(t *testing.T) {
+// TestPrivateBrokerCluster is one test with steps, since a cluster takes ten seconds to start.
+func TestPrivateBrokerCluster(t *testing.T) {
 	t.Parallel()
 	authority := certtest.NewAuthority(t)
 	certificate, key := authority.Issue(t, time.Hour)

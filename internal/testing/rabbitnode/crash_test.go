@@ -20,7 +20,7 @@ gen_server2:cast(P,nonsense),receive {'DOWN',M,_,_,_}->ok end,logger:critical("i
 
 // A process of the broker that fails prints its messages in the log, unless its reports are turned off.
 // docs/security.md says so.
-func TestABrokerThatFailsPrintsMessages(t *testing.T) {
+func TestPrivateBrokerPrintsMessagesWhenItFails(t *testing.T) {
 	t.Parallel()
 	const secret = "tok_51f0c7"
 	for _, tt := range []struct {

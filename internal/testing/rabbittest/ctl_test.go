@@ -46,7 +46,7 @@ func publish(t *testing.T, connection *amqp.Connection) {
 	}
 }
 
-func TestOperatorOfANode(t *testing.T) {
+func TestPrivateBrokerObeysItsOperator(t *testing.T) {
 	t.Parallel()
 	node := rabbittest.StartNode(t)
 	publishing, blocked, closed := connect(t, node)

@@ -8,7 +8,7 @@ import (
 	"github.com/sagamill/sagamill/internal/testing/rabbittest"
 )
 
-func TestNodeKeepsItsDataOverAKill(t *testing.T) {
+func TestPrivateBrokerKeepsItsDataOverAKill(t *testing.T) {
 	t.Parallel()
 	node := rabbittest.StartNode(t)
 	name := rabbittest.Name()
