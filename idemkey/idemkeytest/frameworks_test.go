@@ -188,12 +188,14 @@ func TestOuter(t *testing.T) {
 			reads := 0
 			h := mount(idem, func(r *http.Request) { reads++; drain(r) })
 			for i, tt := range []struct {
-				body   string
-				status int
-				reads  int
-			}{{"1", 201, 1}, {"1", 201, 2}, {"1000000", 422, 3}, {"12345678901", 413, 3}} {
+				body     string
+				encoding string // with one, the length of the body does not tell whether something has decoded it
+				status   int
+				reads    int
+			}{{"1", "", 201, 1}, {"1", "", 201, 2}, {"1", "gzip", 201, 3}, {"1000000", "", 422, 4}, {"12345678901", "", 413, 4}} {
 				req := httptest.NewRequest(http.MethodPost, "/orders", strings.NewReader(tt.body))
-				req.Header.Set("Idempotency-Key", "k")
+				req.Header.Set("Content-Encoding", tt.encoding)
+				req.Header.Set("Idempotency-Key", "k"+tt.encoding)
 				rec := httptest.NewRecorder()
 				h.ServeHTTP(rec, req)
 				if rec.Code != tt.status || reads != tt.reads || tt.status == 201 && rec.Body.String() != tt.body {
