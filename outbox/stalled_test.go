@@ -103,12 +103,12 @@ func TestAStalledTopicHoldsUpNoOther(t *testing.T) {
 				f.write(t, on("blue", msg(fmt.Sprint("b", i), fmt.Sprintf("blue%d", i))))
 				blue++
 			}
-			eventually(t, "every blue message is published", func() bool {
-				return len(b.published()) == blue
+			eventually(t, "every blue message is published, or one behind a red one", func() bool {
+				return len(b.published()) >= blue
 			})
 			for _, p := range b.published() {
 				if !strings.HasPrefix(p, "blue") {
-					t.Errorf("%s was published before the red message of its key", p)
+					t.Fatalf("%s was published before the red message of its key", p)
 				}
 			}
 			eventually(t, "the red messages are kept aside", func() bool { return f.stats(t, r) == aside })
