@@ -10,6 +10,18 @@ import (
 	"github.com/sagamill/sagamill/internal/backoff"
 )
 
+// Both events have happened then, and a select would choose one at random.
+func TestSleepReturnsErrorOfEndedContext(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	for range 10_000 {
+		if err := backoff.Sleep(ctx, time.Nanosecond); !errors.Is(err, context.Canceled) {
+			t.Fatalf("Sleep = %v, want %v", err, context.Canceled)
+		}
+	}
+}
+
 func TestSleepWaitsUntilContextEnds(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {

@@ -11,7 +11,7 @@ import (
 
 func (c *carrier) terminate(p *record.Planned) outcome {
 	service := p.Target
-	if service == everybody {
+	if service == allServices {
 		service = ""
 	}
 	ctx, cancel := c.finishContext()

@@ -118,13 +118,13 @@ func pickLink(r *rand.Rand) string {
 	}
 }
 
-// everybody is the target of faults that strike all services.
-const everybody = "all"
+// allServices is the target of faults that strike all services.
+const allServices = "all"
 
-// serviceOrAll returns everybody in one of four cases, otherwise a service.
+// serviceOrAll returns allServices in one of four cases, otherwise a service.
 func serviceOrAll(r *rand.Rand) string {
 	if r.IntN(4) == 0 {
-		return everybody
+		return allServices
 	}
 	return anyService(r)
 }

@@ -8,7 +8,7 @@ import (
 // Each exported function is in an Example of its package.
 func TestEveryFunctionHasAnExample(t *testing.T) {
 	t.Parallel()
-	all, err := parseModule(root)
+	all, err := parsedModule()
 	if err != nil {
 		t.Fatal(err)
 	}

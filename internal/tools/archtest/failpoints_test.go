@@ -11,7 +11,7 @@ import (
 // once.
 func TestFailpoints(t *testing.T) {
 	t.Parallel()
-	all, err := parseModule(root)
+	all, err := parsedModule()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -15,8 +15,8 @@ import (
 )
 
 var (
-	metricName  = regexp.MustCompile(`^sagamill\.[a-z_]+(\.[a-z_]+)+$`)
-	headerName  = regexp.MustCompile(`^x-sagamill-[a-z-]+$`)
+	metricName  = regexp.MustCompile(`^(sagamill(\.[a-z_]+)+|idemkey)\.[a-z_]+$`)
+	headerName  = regexp.MustCompile(`^(x-sagamill-[a-z-]+|Idempotency-[A-Za-z-]+)$`)
 	pointName   = regexp.MustCompile(`^[a-z0-9]+/[a-z0-9-]+$`)
 	frozenClaim = regexp.MustCompile(`(?m)^\| (G[0-9]+\.[0-9]+) \|`)
 )

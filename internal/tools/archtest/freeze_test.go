@@ -13,7 +13,7 @@ import (
 func TestWhatIsFrozenHasNotChanged(t *testing.T) {
 	t.Parallel()
 	const recorded = "testdata/frozen.txt"
-	all, err := parseModule(root)
+	all, err := parsedModule()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -43,6 +43,8 @@ import "github.com/sagamill/sagamill/internal/failpoint"
 
 const header, metric, other = "x-sagamill-key", "sagamill.outbox.lag_seconds", "sagamill"
 
+const answerHeader, requestMetric = "Idempotency-Key", "idemkey.requests"
+
 var ErrGone, errHere error
 
 func f() { _ = failpoint.Hit("outbox/after-commit") }
@@ -71,7 +73,7 @@ func f() { _ = failpoint.Hit("outbox/after-commit") }
 	want := []string{
 		"claim G1.1", "error ErrGone", "failpoint outbox/after-commit",
 		"golden a.json e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855",
-		"header x-sagamill-key", "metric sagamill.outbox.lag_seconds",
+		"header Idempotency-Key", "header x-sagamill-key", "metric idemkey.requests", "metric sagamill.outbox.lag_seconds",
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("frozen (-want +got):\n%s", diff)

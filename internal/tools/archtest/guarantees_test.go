@@ -113,7 +113,7 @@ func TestGuarantees(t *testing.T) {
 // A mutant is made of lines that the product still has, once, and its test exists.
 func TestMutantsAreUpToDate(t *testing.T) {
 	t.Parallel()
-	all, err := parseModule(root)
+	all, err := parsedModule()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 )
 
@@ -51,6 +52,7 @@ var (
 // checkLinks returns the broken links in the Markdown files below root: to a missing file, or to a heading
 // that a file does not have.
 func checkLinks(root string) (wrong []string, err error) {
+	anchors := anchorLists{}
 	err = filepath.WalkDir(root, func(name string, entry fs.DirEntry, err error) error {
 		if err != nil || entry.IsDir() && (entry.Name() == ".git" || entry.Name() == "node_modules") {
 			if err == nil {
@@ -66,7 +68,7 @@ func checkLinks(root string) (wrong []string, err error) {
 			return err
 		}
 		for _, target := range link.FindAllStringSubmatch(fenced.ReplaceAllString(string(text), ""), -1) {
-			if problem := followLink(name, target[1]); problem != "" {
+			if problem := anchors.followLink(name, target[1]); problem != "" {
 				wrong = append(wrong, fmt.Sprintf("%s: %s: %s", name, target[1], problem))
 			}
 		}
@@ -75,8 +77,11 @@ func checkLinks(root string) (wrong []string, err error) {
 	return wrong, err
 }
 
+// anchorLists has the anchors of each file that a link with a fragment leads to. Each file is read once.
+type anchorLists map[string][]string
+
 // followLink returns the mistake in a link to target in the file name, or "".
-func followLink(name, target string) string {
+func (a anchorLists) followLink(name, target string) string {
 	u, err := url.Parse(target)
 	if err != nil || u.IsAbs() {
 		return "" // a link to another site
@@ -91,16 +96,20 @@ func followLink(name, target string) string {
 	if u.Fragment == "" || filepath.Ext(file) != ".md" {
 		return ""
 	}
-	text, err := os.ReadFile(file)
-	if err != nil {
-		return err.Error()
-	}
-	for _, h := range heading.FindAllStringSubmatch(fenced.ReplaceAllString(string(text), ""), -1) {
-		if anchorOf(h[1]) == u.Fragment {
-			return ""
+	if a[file] == nil {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			return err.Error()
+		}
+		a[file] = []string{} // read
+		for _, h := range heading.FindAllStringSubmatch(fenced.ReplaceAllString(string(text), ""), -1) {
+			a[file] = append(a[file], anchorOf(h[1]))
 		}
 	}
-	return "there is no such heading"
+	if !slices.Contains(a[file], u.Fragment) {
+		return "there is no such heading"
+	}
+	return ""
 }
 
 // anchorOf returns the anchor of a heading.

@@ -5,7 +5,7 @@ import "testing"
 // Over HTTP, a saga can be read or changed only with a principal.
 func TestRoutes(t *testing.T) {
 	t.Parallel()
-	all, err := parseModule(root)
+	all, err := parsedModule()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -11,7 +11,7 @@ import (
 // docs/security.md names a test for each item, and each of them exists.
 func TestSecurityDocument(t *testing.T) {
 	t.Parallel()
-	all, err := parseModule(root)
+	all, err := parsedModule()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -60,7 +60,7 @@ func TestCheckSecurity(t *testing.T) {
 // idemkey offers no handler that looks into records.
 func TestHandlersOfIdemkey(t *testing.T) {
 	t.Parallel()
-	all, err := parseModule(root)
+	all, err := parsedModule()
 	if err != nil {
 		t.Fatal(err)
 	}
