@@ -28,39 +28,14 @@ const (
 
 func (r *run) natsWays() []way {
 	return []way{
-		{"env", func(ctx context.Context) (instance, error) { return namedNATS(ctx, os.Getenv("NATS_URL")) }},
-		{"found", findNATS},
+		{"env", optionalNATS.useVariable},
+		{"found", optionalNATS.useFound},
 		{"private", r.privateNATS},
-		{"none", refuseNATS},
+		{"none", optionalNATS.useNone},
 	}
 }
 
-// namedNATS uses the server that NATS_URL names, or none.
-func namedNATS(ctx context.Context, server string) (instance, error) {
-	switch server {
-	case "":
-		return instance{}, serviceAbsent("NATS_URL is not set")
-	case NoNATS:
-		return refuseNATS(ctx)
-	}
-	what, err := probeNATS(ctx, envTimeout, server)
-	if err != nil {
-		return instance{}, fmt.Errorf("NATS_URL is %w: %w", errRefused, err)
-	}
-	return instance{url: server, what: what, shared: true}, nil
-}
-
-func findNATS(ctx context.Context) (instance, error) {
-	what, err := probeNATS(ctx, findTimeout, usualNATS)
-	if err != nil {
-		return instance{}, serviceAbsent("none at the default port lets us in: %v", err)
-	}
-	return instance{url: usualNATS, what: what, shared: true}, nil
-}
-
-func refuseNATS(context.Context) (instance, error) {
-	return instance{url: NoNATS, what: "none on this machine: what needs it is not tested"}, nil
-}
+var optionalNATS = optionalServer{variable: "NATS_URL", none: NoNATS, usual: usualNATS, probe: probeNATS}
 
 // probeNATS logs in and returns the server's version and place. The result and the error do not hold the
 // password. It speaks the protocol itself, because the client library is not a requirement of this module.

@@ -27,7 +27,7 @@ func TestPrivateNATS(t *testing.T) {
 	if _, err := probeNATS(t.Context(), findTimeout, "nats://"+u.Host); err == nil {
 		t.Error("the server lets anybody in")
 	}
-	if named, err := namedNATS(t.Context(), in.url); named.url != in.url || !named.shared {
+	if named, err := optionalNATS.useNamed(t.Context(), in.url); named.url != in.url || !named.shared {
 		t.Errorf("NATS_URL of it: %+v, %v", named, err)
 	}
 	for _, pid := range r.pids(t) {
@@ -42,14 +42,14 @@ func TestPrivateNATS(t *testing.T) {
 func TestNoNATS(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct{ server, want string }{{NoNATS, NoNATS}, {"", ""}} {
-		in, err := namedNATS(t.Context(), tt.server)
+		in, err := optionalNATS.useNamed(t.Context(), tt.server)
 		if in.url != tt.want || (tt.want == "") != errors.Is(err, errAbsent) {
 			t.Errorf("NATS_URL=%q: %q, %v; want %q", tt.server, in.url, err, tt.want)
 		}
 	}
 	r, log := newTestRun(t)
 	s := &Services{}
-	if err := r.addNATSService(t.Context(), s, []way{fails("private", serviceAbsent("no nats-server")), {"none", refuseNATS}}); err != nil || s.NATSURL != NoNATS {
+	if err := r.addNATSService(t.Context(), s, []way{fails("private", serviceAbsent("no nats-server")), {"none", optionalNATS.useNone}}); err != nil || s.NATSURL != NoNATS {
 		t.Errorf("addNATS = %q, %v; want %q", s.NATSURL, err, NoNATS)
 	}
 	if !strings.Contains(log.String(), "not tested") {

@@ -29,43 +29,16 @@ const (
 
 func (r *run) redisWays() []way {
 	return []way{
-		{"env", func(ctx context.Context) (instance, error) { return namedRedis(ctx, os.Getenv("REDIS_URL")) }},
-		{"found", findRedis},
+		{"env", optionalRedis.useVariable},
+		{"found", optionalRedis.useFound},
 		{"docker", r.dockerRedis},
 		{"private", r.privateRedis},
 		{"apt", r.aptRedis},
-		{"none", refuseRedis},
+		{"none", optionalRedis.useNone},
 	}
 }
 
-// namedRedis uses the server that REDIS_URL names, or none.
-func namedRedis(ctx context.Context, server string) (instance, error) {
-	switch server {
-	case "":
-		return instance{}, serviceAbsent("REDIS_URL is not set")
-	case NoRedis:
-		return refuseRedis(ctx)
-	}
-	what, err := probeRedis(ctx, envTimeout, server)
-	if err != nil {
-		return instance{}, fmt.Errorf("REDIS_URL is %w: %w", errRefused, err)
-	}
-	return instance{url: server, what: what, shared: true}, nil
-}
-
-// findRedis tries the login that a new server accepts.
-func findRedis(ctx context.Context) (instance, error) {
-	what, err := probeRedis(ctx, findTimeout, usualRedis)
-	if err != nil {
-		return instance{}, serviceAbsent("none at the default port lets us in: %v", err)
-	}
-	return instance{url: usualRedis, what: what, shared: true}, nil
-}
-
-// refuseRedis is the last resort: tests of the stores on Redis are skipped.
-func refuseRedis(context.Context) (instance, error) {
-	return instance{url: NoRedis, what: "none on this machine: what needs it is not tested"}, nil
-}
+var optionalRedis = optionalServer{variable: "REDIS_URL", none: NoRedis, usual: usualRedis, probe: probeRedis}
 
 // probeRedis logs in and returns the server's version and place. The result and the error do not hold the
 // password.

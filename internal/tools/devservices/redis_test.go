@@ -58,14 +58,14 @@ func TestPrivateRedis(t *testing.T) {
 func TestNoRedis(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct{ server, want string }{{NoRedis, NoRedis}, {"", ""}} {
-		in, err := namedRedis(t.Context(), tt.server)
+		in, err := optionalRedis.useNamed(t.Context(), tt.server)
 		if in.url != tt.want || (tt.want == "") != errors.Is(err, errAbsent) {
 			t.Errorf("REDIS_URL=%q: %q, %v; want %q", tt.server, in.url, err, tt.want)
 		}
 	}
 	r, log := newTestRun(t)
 	s := &Services{}
-	if err := r.addRedis(t.Context(), s, []way{fails("private", serviceAbsent("no redis-server")), {"none", refuseRedis}}); err != nil || s.RedisURL != NoRedis {
+	if err := r.addRedis(t.Context(), s, []way{fails("private", serviceAbsent("no redis-server")), {"none", optionalRedis.useNone}}); err != nil || s.RedisURL != NoRedis {
 		t.Errorf("addRedis = %q, %v; want %q", s.RedisURL, err, NoRedis)
 	}
 	if !strings.Contains(log.String(), "not tested") {

@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"slices"
 	"strings"
+	"time"
 )
 
 const stepsVariable = "SAGAMILL_SERVICES"
@@ -144,4 +146,46 @@ func (r *run) closeRun() error {
 	}
 	r.undo = nil
 	return errors.Join(errs...)
+}
+
+// An optionalServer is a server that tests can do without. Those that need it are skipped then.
+type optionalServer struct {
+	variable string // the environment variable that names the server
+	none     string // its value, and the URL, for no server
+	usual    string // URL of a server at the default port, with the login that a new one accepts
+	probe    func(ctx context.Context, timeout time.Duration, server string) (what string, err error)
+}
+
+// useNamed uses the server that the user names, or none.
+func (o *optionalServer) useNamed(ctx context.Context, server string) (instance, error) {
+	switch server {
+	case "":
+		return instance{}, serviceAbsent("%s is not set", o.variable)
+	case o.none:
+		return o.useNone(ctx)
+	}
+	what, err := o.probe(ctx, envTimeout, server)
+	if err != nil {
+		return instance{}, fmt.Errorf("%s is %w: %w", o.variable, errRefused, err)
+	}
+	return instance{url: server, what: what, shared: true}, nil
+}
+
+// useVariable uses the server that the environment names, or none.
+func (o *optionalServer) useVariable(ctx context.Context) (instance, error) {
+	return o.useNamed(ctx, os.Getenv(o.variable))
+}
+
+// useFound uses the server at the default port.
+func (o *optionalServer) useFound(ctx context.Context) (instance, error) {
+	what, err := o.probe(ctx, findTimeout, o.usual)
+	if err != nil {
+		return instance{}, serviceAbsent("none at the default port lets us in: %v", err)
+	}
+	return instance{url: o.usual, what: what, shared: true}, nil
+}
+
+// useNone is the last way.
+func (o *optionalServer) useNone(context.Context) (instance, error) {
+	return instance{url: o.none, what: "none on this machine: what needs it is not tested"}, nil
 }

@@ -169,10 +169,10 @@ func TestNamedButUnreachable(t *testing.T) {
 	_, mqErr := namedRabbit("amqp://u:hunter2@" + loopback(port) + "/")
 	_, mqParse := namedRabbit("amqp://u:hunter2@%zz/")
 	_, mqAll := namedRabbit("amqp://u:hunter2@" + loopback(port) + "/,amqp://u:hunter2@%zz/")
-	_, redisErr := namedRedis(t.Context(), "redis://u:hunter2@"+loopback(port))
-	_, redisParse := namedRedis(t.Context(), "redis://u:hunter2@h/no-number")
-	_, natsErr := namedNATS(t.Context(), "nats://u:hunter2@"+loopback(port))
-	_, natsParse := namedNATS(t.Context(), "nats://u:hunter2@%zz/")
+	_, redisErr := optionalRedis.useNamed(t.Context(), "redis://u:hunter2@"+loopback(port))
+	_, redisParse := optionalRedis.useNamed(t.Context(), "redis://u:hunter2@h/no-number")
+	_, natsErr := optionalNATS.useNamed(t.Context(), "nats://u:hunter2@"+loopback(port))
+	_, natsParse := optionalNATS.useNamed(t.Context(), "nats://u:hunter2@%zz/")
 	for variable, errs := range map[string][]error{
 		"DATABASE_URL": {pgErr, pgParse}, "AMQP_URL": {mqErr, mqParse, mqAll}, "REDIS_URL": {redisErr, redisParse}, "NATS_URL": {natsErr, natsParse},
 	} {

@@ -50,7 +50,7 @@ func deadPlan(ctx context.Context, c *cli.Call) error {
 	if err := pick.checkFilter(c); err != nil {
 		return err
 	}
-	d, done, err := openDeadLetters(ctx, c, operator.Options{})
+	d, done, err := c.OpenDeadLetters(ctx, operator.Inbox, operator.Options{})
 	if err != nil {
 		return err
 	}
@@ -104,7 +104,7 @@ func deadRedrive(ctx context.Context, c *cli.Call) error {
 	if err := change.checkChange(c); err != nil {
 		return err
 	}
-	d, done, err := openDeadLetters(ctx, c, *change.who)
+	d, done, err := c.OpenDeadLetters(ctx, operator.Inbox, *change.who)
 	if err != nil {
 		return err
 	}
@@ -247,7 +247,7 @@ func nameState(state operator.State) string {
 // result, and returns an error if none of the ids was changed.
 func changeLetters(ctx context.Context, c *cli.Call, change *parkedChange, did, would string, do func(*operator.DeadLetters) (int, error)) error {
 	to := nameState(change.filter.State)
-	d, done, err := openDeadLetters(ctx, c, *change.who)
+	d, done, err := c.OpenDeadLetters(ctx, operator.Inbox, *change.who)
 	if err != nil {
 		return err
 	}

@@ -35,7 +35,7 @@ func deadEdit(ctx context.Context, c *cli.Call) error {
 	if err != nil {
 		return err
 	}
-	d, done, err := openDeadLetters(ctx, c, *e.who)
+	d, done, err := c.OpenDeadLetters(ctx, operator.Inbox, *e.who)
 	if err != nil {
 		return err
 	}

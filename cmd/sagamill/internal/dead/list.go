@@ -93,20 +93,6 @@ func (p *parkedFlags) checkPicked(c *cli.Call, all bool) error {
 	return p.checkFilter(c)
 }
 
-// openDeadLetters opens the parked messages of c's schema. The caller calls done.
-func openDeadLetters(ctx context.Context, c *cli.Call, who operator.Options) (d *operator.DeadLetters, done func(), err error) {
-	db, err := c.OpenDatabase(ctx)
-	if err != nil {
-		return nil, nil, err
-	}
-	d, err = operator.NewDeadLetters(db, operator.Inbox, &operator.Options{Schema: *c.Schema, By: who.By, Why: who.Why})
-	if err != nil {
-		db.Close()
-		return nil, nil, err
-	}
-	return d, db.Close, nil
-}
-
 func deadList(ctx context.Context, c *cli.Call) error {
 	pick := addFilter(c)
 	asJSON := c.Flags.Bool("json", false, "print JSON, a line each")
@@ -125,7 +111,7 @@ func deadList(ctx context.Context, c *cli.Call) error {
 	if err := pick.checkFilter(c); err != nil {
 		return err
 	}
-	d, done, err := openDeadLetters(ctx, c, operator.Options{})
+	d, done, err := c.OpenDeadLetters(ctx, operator.Inbox, operator.Options{})
 	if err != nil {
 		return err
 	}
@@ -179,36 +165,7 @@ func formatDue(l operator.DeadLetter) string {
 }
 
 func deadShow(ctx context.Context, c *cli.Call) error {
-	var ids []int64
-	c.Flags.Var((*cli.IDList)(&ids), "id", "which; several separated by commas")
-	payload := c.Flags.Bool("payload", false, "print the payload too")
-	asJSON := c.Flags.Bool("json", false, "print JSON, a line each")
-	if err := c.ParseDatabaseFlags(); err != nil {
-		return err
-	}
-	if len(ids) == 0 {
-		return errors.New("say which with -id")
-	}
-	d, done, err := openDeadLetters(ctx, c, operator.Options{})
-	if err != nil {
-		return err
-	}
-	defer done()
-	ctx, cancel := context.WithTimeout(ctx, cli.ReadTimeout)
-	defer cancel()
-	for _, id := range ids {
-		l, err := d.Get(ctx, id)
-		if err != nil {
-			return fmt.Errorf("%d: %w", id, err)
-		}
-		if !*payload {
-			l.Payload = nil
-		}
-		if err := printLetter(c, l, *asJSON); err != nil {
-			return err
-		}
-	}
-	return nil
+	return c.ShowDeadLetters(ctx, operator.Inbox, printLetter)
 }
 
 // printLetter prints all that is known of l, with the payload if it has one.

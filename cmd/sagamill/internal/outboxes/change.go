@@ -61,7 +61,7 @@ func changeLetters(ctx context.Context, c *cli.Call, what change) error {
 		return err
 	}
 	filter := said.filter
-	d, done, err := openDeadLetters(ctx, c, *said.who)
+	d, done, err := c.OpenDeadLetters(ctx, operator.Outbox, *said.who)
 	if err != nil {
 		return err
 	}

@@ -1,7 +1,6 @@
 package outboxes
 
 import (
-	"context"
 	"errors"
 
 	"github.com/sagamill/sagamill/cmd/sagamill/internal/cli"
@@ -41,18 +40,4 @@ func (l *letterFlags) checkFilter(c *cli.Call) error {
 		return errors.New("-older must not be negative")
 	}
 	return c.CheckFilled(l.names)
-}
-
-// openDeadLetters opens the dead letters of c's schema. The caller calls done.
-func openDeadLetters(ctx context.Context, c *cli.Call, who operator.Options) (d *operator.DeadLetters, done func(), err error) {
-	db, err := c.OpenDatabase(ctx)
-	if err != nil {
-		return nil, nil, err
-	}
-	d, err = operator.NewDeadLetters(db, operator.Outbox, &operator.Options{Schema: *c.Schema, By: who.By, Why: who.Why})
-	if err != nil {
-		db.Close()
-		return nil, nil, err
-	}
-	return d, db.Close, nil
 }

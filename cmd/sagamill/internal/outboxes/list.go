@@ -3,7 +3,6 @@ package outboxes
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"strconv"
 	"unicode/utf8"
@@ -35,7 +34,7 @@ func listLetters(ctx context.Context, c *cli.Call, state operator.State) error {
 	if err := pick.checkFilter(c); err != nil {
 		return err
 	}
-	d, done, err := openDeadLetters(ctx, c, operator.Options{})
+	d, done, err := c.OpenDeadLetters(ctx, operator.Outbox, operator.Options{})
 	if err != nil {
 		return err
 	}
@@ -81,36 +80,7 @@ func printLetters(c *cli.Call, letters []operator.DeadLetter, asJSON bool) error
 }
 
 func outboxDeadShow(ctx context.Context, c *cli.Call) error {
-	var ids []int64
-	c.Flags.Var((*cli.IDList)(&ids), "id", "which; several separated by commas")
-	payload := c.Flags.Bool("payload", false, "print the payload too")
-	asJSON := c.Flags.Bool("json", false, "print JSON, a line each")
-	if err := c.ParseDatabaseFlags(); err != nil {
-		return err
-	}
-	if len(ids) == 0 {
-		return errors.New("say which with -id")
-	}
-	d, done, err := openDeadLetters(ctx, c, operator.Options{})
-	if err != nil {
-		return err
-	}
-	defer done()
-	ctx, cancel := context.WithTimeout(ctx, cli.ReadTimeout)
-	defer cancel()
-	for _, id := range ids {
-		l, err := d.Get(ctx, id)
-		if err != nil {
-			return fmt.Errorf("%d: %w", id, err)
-		}
-		if !*payload {
-			l.Payload = nil
-		}
-		if err := printLetter(c, l, *asJSON); err != nil {
-			return err
-		}
-	}
-	return nil
+	return c.ShowDeadLetters(ctx, operator.Outbox, printLetter)
 }
 
 // printLetter prints all that is known of l, with the payload if it has one.
