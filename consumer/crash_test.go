@@ -183,7 +183,6 @@ func TestADeadlyParkedMessageEndsAsADeadLetter(t *testing.T) {
 	if deaths != deadlyBudget-1 {
 		t.Errorf("the message killed %d processes, want %d after the first attempt", deaths, deadlyBudget-1)
 	}
-	if got, want := f.row(t)+" | "+f.parked(t), fmt.Sprintf("dead %d 0 | dead action attempts-exhausted %d", deadlyBudget, deadlyBudget); got != want {
-		t.Errorf("%q, want %q", got, want)
-	}
+	want := stored{Row: fmt.Sprintf("dead %d 0", deadlyBudget), Parked: fmt.Sprintf("dead action attempts-exhausted %d", deadlyBudget)}
+	compareStored(t, want, stored{Row: f.row(t), Parked: f.parked(t)})
 }

@@ -4,7 +4,6 @@ package consumer
 
 import (
 	"context"
-
 	"fmt"
 	"os"
 	"strings"
@@ -12,6 +11,7 @@ import (
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/google/go-cmp/cmp"
 	"github.com/jackc/pgx/v5"
 
 	"github.com/sagamill/sagamill/internal/testing/faulttest"
@@ -159,8 +159,8 @@ func (d *drama) play(t *testing.T) {
 			before := d.look(t)
 			v.Continue()
 			d.ended(t, v)
-			if got := d.look(t); got != before {
-				t.Errorf("after it woke %q, before %q", got, before)
+			if diff := cmp.Diff(before, d.look(t)); diff != "" {
+				t.Errorf("after the process woke, -before +after:\n%s", diff)
 			}
 		default:
 			t.Fatalf("no case for the action %s", d.fault.Action)
@@ -168,9 +168,9 @@ func (d *drama) play(t *testing.T) {
 		d.redeliver(t, undoing)
 		d.finishParked(t, d.c)
 	}
-	want := "receipt of pay k 1, receipt of refund k 2 | pay, refund / 2 | pay refund | compensated | "
-	if got := d.look(t); got != want {
-		t.Errorf("in the end %q, want %q", got, want)
+	want := sceneOfEffect{Effects: "receipt of pay k 1, receipt of refund k 2", Calls: "pay, refund / 2", Receipts: "pay refund", State: "compensated"}
+	if diff := cmp.Diff(want, d.look(t)); diff != "" {
+		t.Errorf("in the end, -want +got:\n%s", diff)
 	}
 	if over := d.texts(t, "SELECT key FROM {schema}.inbox WHERE greatest(attempts, undo_attempts) > 5"); len(over) > 0 {
 		t.Errorf("over the budget: %s", d.row(t))
@@ -244,12 +244,22 @@ func (d *drama) takeOver(t *testing.T) {
 	faulttest.Await(t, "the lease runs out", func() bool { return runParkedOnce(t, d.c) > 0 || d.parked(t) == "" }, func() string { return d.doubts(t) })
 }
 
-// look is all that can be seen.
-func (d *drama) look(t *testing.T) string {
+// A sceneOfEffect is all that the test can see of a step.
+type sceneOfEffect struct {
+	Effects  string // the committed work of handlers
+	Calls    string // the provider's effects / with how many different keys
+	Receipts string // types of the messages in the outbox
+	State    string // of the inbox row
+	Parked   string // the parked messages
+}
+
+func (d *drama) look(t *testing.T) sceneOfEffect {
 	t.Helper()
-	receipts := strings.Join(d.texts(t, "SELECT type FROM {schema}.outbox ORDER BY id"), " ")
-	state := strings.Join(d.texts(t, "SELECT state FROM {schema}.inbox"), " ")
-	return strings.Join([]string{d.effects(t), d.p.made(), receipts, state, d.doubts(t)}, " | ")
+	return sceneOfEffect{
+		Effects: d.effects(t), Calls: d.p.made(), Parked: d.doubts(t),
+		Receipts: strings.Join(d.texts(t, "SELECT type FROM {schema}.outbox ORDER BY id"), " "),
+		State:    strings.Join(d.texts(t, "SELECT state FROM {schema}.inbox"), " "),
+	}
 }
 
 // A process dies in every call: there are as many as MaxAttempts allows, and
@@ -275,12 +285,13 @@ func TestADeadlyEffectEndsWithItsBudget(t *testing.T) {
 				}
 				f.pass(t)
 			}
-			want := "dead 5 0 | dead attempts-exhausted 5?"
+			want := stored{Row: "dead 5 0", Parked: "dead attempts-exhausted 5?", Calls: " / 0"}
 			if !honours {
-				want = "dead 5 0 | dead attempts-exhausted 5" // it was asked
+				want.Parked = "dead attempts-exhausted 5" // it was asked
 			}
-			if got := f.row(t) + " | " + f.doubts(t); got != want || deaths != 5 || p.made() != " / 0" {
-				t.Errorf("%q after %d deaths, made %q; want %q, 5 and nothing", got, deaths, p.made(), want)
+			compareStored(t, want, stored{Row: f.row(t), Parked: f.doubts(t), Calls: p.made()})
+			if deaths != 5 {
+				t.Errorf("the effect killed %d processes, want 5", deaths)
 			}
 		})
 	}

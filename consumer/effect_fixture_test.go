@@ -121,6 +121,14 @@ func (p *provider) times(field *int) int {
 	return *field
 }
 
+// checkAsked fails the test unless the provider was asked want times for a result.
+func (p *provider) checkAsked(t *testing.T, want int) {
+	t.Helper()
+	if got := p.times(&p.asked); got != want {
+		t.Errorf("the provider was asked %d times, want %d", got, want)
+	}
+}
+
 // A client is how the test's steps reach a provider.
 type client struct{ url string }
 

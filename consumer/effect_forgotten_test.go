@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
-	"github.com/google/go-cmp/cmp"
 	"github.com/jackc/pgx/v5"
 
 	"github.com/sagamill/sagamill/outbox"
@@ -76,13 +75,9 @@ func TestAForgottenEffectIsAskedFor(t *testing.T) {
 				}
 			}
 			again(act)
-			if diff := cmp.Diff(stored{Row: "done 1 0", Effects: "receipt of pay k 1", Calls: "pay / 1"}, stored{Row: f.row(t), Parked: f.doubts(t), Effects: f.effects(t), Calls: p.made()}); diff != "" {
-				t.Errorf("stored, -want +got:\n%s", diff)
-			}
+			compareStored(t, stored{Row: "done 1 0", Effects: "receipt of pay k 1", Calls: "pay / 1"}, stored{Row: f.row(t), Parked: f.doubts(t), Effects: f.effects(t), Calls: p.made()})
 			again(undo)
-			if diff := cmp.Diff(stored{Row: "compensated 1 1", Effects: "receipt of pay k 1, receipt of refund k 2", Calls: "pay, refund / 2"}, stored{Row: f.row(t), Parked: f.doubts(t), Effects: f.effects(t), Calls: p.made()}); diff != "" {
-				t.Errorf("stored, -want +got:\n%s", diff)
-			}
+			compareStored(t, stored{Row: "compensated 1 1", Effects: "receipt of pay k 1, receipt of refund k 2", Calls: "pay, refund / 2"}, stored{Row: f.row(t), Parked: f.doubts(t), Effects: f.effects(t), Calls: p.made()})
 		})
 	}
 }
@@ -99,9 +94,7 @@ func TestAReplayedEffectWaitsForACallThatMayBeUnderWay(t *testing.T) {
 			step := f.asking(p, true)
 			c := f.consumer(t, Options{}, step)
 			handle(t, c, replayed(act("k")))
-			if diff := cmp.Diff(stored{Row: "retrying 0 0", Parked: "retrying unsettled 0?", Calls: " / 0"}, stored{Row: f.row(t), Parked: f.doubts(t), Calls: p.made()}); diff != "" {
-				t.Errorf("stored, -want +got:\n%s", diff)
-			}
+			compareStored(t, stored{Row: "retrying 0 0", Parked: "retrying unsettled 0?", Calls: " / 0"}, stored{Row: f.row(t), Parked: f.doubts(t), Calls: p.made()})
 			unseen := 2*c.steps[step.Name].Timeout + effectMargin + step.Settle
 			waits := f.texts(t, "SELECT (due_at - clock_timestamp() BETWEEN $1 * interval '1 s' - interval '1 min' AND $1 * interval '1 s')::text FROM {schema}.parked", unseen.Seconds())
 			if waits[0] != "true" {
@@ -112,9 +105,7 @@ func TestAReplayedEffectWaitsForACallThatMayBeUnderWay(t *testing.T) {
 			}
 			f.exec(t, "UPDATE {schema}.parked SET last_at = last_at - (due_at - clock_timestamp()), due_at = clock_timestamp()") // the wait is over
 			runParkedOnce(t, c)
-			if diff := cmp.Diff(stored{Row: "done 1 0", Effects: "receipt of pay k 1", Calls: "pay / 1"}, stored{Row: f.row(t), Parked: f.doubts(t), Effects: f.effects(t), Calls: p.made()}); diff != "" {
-				t.Errorf("stored, -want +got:\n%s", diff)
-			}
+			compareStored(t, stored{Row: "done 1 0", Effects: "receipt of pay k 1", Calls: "pay / 1"}, stored{Row: f.row(t), Parked: f.doubts(t), Effects: f.effects(t), Calls: p.made()})
 			if got := p.times(&p.asked); got != 2 {
 				t.Errorf("asked %d times, want twice", got)
 			}
@@ -179,24 +170,18 @@ func TestADeadLetterThatIsMarkedWaits(t *testing.T) {
 			for range 2 {
 				f.retryNow(t)
 				runParkedOnce(t, c)
-				if diff := cmp.Diff(stored{Row: "retrying 0 0", Parked: "retrying unsettled 0?", Calls: " / 0"}, stored{Row: f.row(t), Parked: f.doubts(t), Calls: p.made()}); diff != "" {
-					t.Errorf("stored, -want +got:\n%s", diff)
-				}
+				compareStored(t, stored{Row: "retrying 0 0", Parked: "retrying unsettled 0?", Calls: " / 0"}, stored{Row: f.row(t), Parked: f.doubts(t), Calls: p.made()})
 			}
 			if _, err := f.desk(t).Bury(t.Context(), f.letterID(t)); err != nil {
 				t.Fatal(err)
 			}
 			f.redrive(t, nil)
 			runParkedOnce(t, c)
-			if diff := cmp.Diff(stored{Parked: "retrying unsettled 0?", Calls: " / 0"}, stored{Parked: f.doubts(t), Calls: p.made()}); diff != "" {
-				t.Errorf("stored, -want +got:\n%s", diff)
-			}
+			compareStored(t, stored{Parked: "retrying unsettled 0?", Calls: " / 0"}, stored{Parked: f.doubts(t), Calls: p.made()})
 			p.enter("pay", &Delivery{Scope: "tenant", Key: "k", Step: step.Name}) // the forgotten call has its effect
 			f.retryNow(t)
 			runParkedOnce(t, c)
-			if diff := cmp.Diff(stored{Row: "done 1 0", Calls: "pay / 1"}, stored{Row: f.row(t), Calls: p.made()}); diff != "" {
-				t.Errorf("stored, -want +got:\n%s", diff)
-			}
+			compareStored(t, stored{Row: "done 1 0", Calls: "pay / 1"}, stored{Row: f.row(t), Calls: p.made()})
 		})
 	}
 }
@@ -260,9 +245,7 @@ func TestALostTakeIsNoAttempt(t *testing.T) {
 			tt.arrange(t, f, c)
 			f.loseTake(t, c)
 			runParkedOnce(t, c)
-			if got, want := f.doubts(t)+" | "+p.made(), "retrying unsettled 1? | "+tt.made; got != want {
-				t.Errorf("%q, want %q", got, want)
-			}
+			compareStored(t, stored{Parked: "retrying unsettled 1?", Calls: tt.made}, stored{Parked: f.doubts(t), Calls: p.made()})
 		})
 	}
 }
@@ -280,9 +263,8 @@ func TestAReplayedMessageWaitsAlsoIfItIsRedelivered(t *testing.T) {
 	handle(t, c, replayed(act("k")))
 	f.exec(t, "UPDATE {schema}.parked SET due_at = due_at - interval '1 min' WHERE due_at < clock_timestamp() + interval '1 min'") // Settle is over
 	runParkedOnce(t, c)
-	if got, want := f.doubts(t)+" | "+p.made(), "retrying unsettled 1? |  / 0"; got != want || p.times(&p.asked) != 1 {
-		t.Errorf("%q, asked %d times; want %q, 1", got, p.times(&p.asked), want)
-	}
+	compareStored(t, stored{Parked: "retrying unsettled 1?", Calls: " / 0"}, stored{Parked: f.doubts(t), Calls: p.made()})
+	p.checkAsked(t, 1)
 }
 
 // What a message in doubt waited for when it died is forgotten. Redriven, it waits as if
@@ -298,14 +280,10 @@ func TestARedrivenDoubtWaits(t *testing.T) {
 	handle(t, c, act("k"))
 	f.redrive(t, nil)
 	runParkedOnce(t, c)
-	if diff := cmp.Diff(stored{Parked: "retrying unsettled 0?", Calls: " / 0"}, stored{Parked: f.doubts(t), Calls: p.made()}); diff != "" {
-		t.Errorf("stored, -want +got:\n%s", diff)
-	}
+	compareStored(t, stored{Parked: "retrying unsettled 0?", Calls: " / 0"}, stored{Parked: f.doubts(t), Calls: p.made()})
 	f.pass(t)
 	runParkedOnce(t, c)
-	if diff := cmp.Diff(stored{Row: "done 1 0", Calls: "pay / 1"}, stored{Row: f.row(t), Calls: p.made()}); diff != "" {
-		t.Errorf("stored, -want +got:\n%s", diff)
-	}
+	compareStored(t, stored{Row: "done 1 0", Calls: "pay / 1"}, stored{Row: f.row(t), Calls: p.made()})
 }
 
 // A copy that was parked when the database was set back has forgotten its later
@@ -326,9 +304,7 @@ func TestAForgottenSecondAttemptIsAskedFor(t *testing.T) {
 				f.exec(t, "UPDATE {schema}.parked SET in_doubt = true, reason = 'calling', last_at = now() WHERE state = 'retrying'")
 			}
 			f.finishParked(t, c)
-			if diff := cmp.Diff(stored{Row: "done 2 0", Calls: "pay / 1"}, stored{Row: f.row(t), Parked: f.doubts(t), Calls: p.made()}); diff != "" {
-				t.Errorf("stored, -want +got:\n%s", diff)
-			}
+			compareStored(t, stored{Row: "done 2 0", Calls: "pay / 1"}, stored{Row: f.row(t), Parked: f.doubts(t), Calls: p.made()})
 		})
 	}
 }
@@ -350,9 +326,7 @@ func TestAQuestionThatFailsLeavesTheWaitForACallUnderWay(t *testing.T) {
 		f.retryNow(t)
 		runParkedOnce(t, c)
 	}
-	if diff := cmp.Diff(stored{Parked: "retrying unsettled 2?", Calls: " / 0"}, stored{Parked: f.doubts(t), Calls: p.made()}); diff != "" {
-		t.Errorf("stored, -want +got:\n%s", diff)
-	}
+	compareStored(t, stored{Parked: "retrying unsettled 2?", Calls: " / 0"}, stored{Parked: f.doubts(t), Calls: p.made()})
 }
 
 // What a step asks before each call is believed at once: nothing is what it mostly
@@ -370,9 +344,8 @@ func TestAskingFirstCostsOneQuestion(t *testing.T) {
 	handle(t, c, act("k"))
 	f.finishParked(t, c)
 	handle(t, c, undo("k"))
-	if got, want := f.row(t)+" | "+f.doubts(t)+" | "+p.made(), "compensated 2 1 |  | pay, refund / 2"; got != want || p.times(&p.asked) != 3 {
-		t.Errorf("%q, asked %d times; want %q, 3", got, p.asked, want)
-	}
+	compareStored(t, stored{Row: "compensated 2 1", Calls: "pay, refund / 2"}, stored{Row: f.row(t), Parked: f.doubts(t), Calls: p.made()})
+	p.checkAsked(t, 3)
 	if got, want := strings.Join(leases, " "), "true true true"; got != want {
 		t.Errorf("leases with room for a question: %s, want %s", got, want)
 	}
@@ -392,9 +365,7 @@ func TestAskingFirstDoesNotHurryADoubt(t *testing.T) {
 	}
 	f.redrive(t, nil)
 	runParkedOnce(t, c)
-	if diff := cmp.Diff(stored{Row: "retrying 0 0", Parked: "retrying unsettled 0?", Calls: " / 0"}, stored{Row: f.row(t), Parked: f.doubts(t), Calls: p.made()}); diff != "" {
-		t.Errorf("stored, -want +got:\n%s", diff)
-	}
+	compareStored(t, stored{Row: "retrying 0 0", Parked: "retrying unsettled 0?", Calls: " / 0"}, stored{Row: f.row(t), Parked: f.doubts(t), Calls: p.made()})
 }
 
 // retryNow makes parked messages due, as an operator's retry does.
@@ -436,9 +407,8 @@ func TestAReplayedEffectWithoutAVerifyIsCalled(t *testing.T) {
 	c := f.consumer(t, Options{}, step)
 	f.setBack(t, func() { handle(t, c, act("k")) })
 	handle(t, c, replayed(act("k")))
-	if got, want := f.row(t)+" | "+f.doubts(t)+" | "+p.made(), "done 1 0 |  | pay / 1"; got != want || p.times(&p.asked) != 0 {
-		t.Errorf("%q, asked %d times; want %q, 0", got, p.asked, want)
-	}
+	compareStored(t, stored{Row: "done 1 0", Calls: "pay / 1"}, stored{Row: f.row(t), Parked: f.doubts(t), Calls: p.made()})
+	p.checkAsked(t, 0)
 	p.refuse = []string{"never, not done"}
 	handle(t, c, replayed(act("l")))
 	if got, want := f.doubts(t), "dead terminal 1"; got != want {
@@ -454,14 +424,11 @@ func TestAReplayedCopyOfAStepThatHasARow(t *testing.T) {
 	c := f.consumer(t, Options{}, f.asking(p, false))
 	p.loseReply()
 	handle(t, c, act("k"), replayed(act("k")))
-	if diff := cmp.Diff(stored{Row: "retrying 1 0", Parked: "retrying failed 1?"}, stored{Row: f.row(t), Parked: f.doubts(t)}); diff != "" {
-		t.Errorf("stored, -want +got:\n%s", diff)
-	}
+	compareStored(t, stored{Row: "retrying 1 0", Parked: "retrying failed 1?"}, stored{Row: f.row(t), Parked: f.doubts(t)})
 	f.finishParked(t, c)
 	handle(t, c, replayed(act("k")), undo("k"), replayed(undo("k")), replayed(act("k")))
-	if got, want := f.row(t)+" | "+f.doubts(t)+" | "+p.made(), "compensated 2 1 |  | pay, refund / 2"; got != want || p.times(&p.asked) != 1 {
-		t.Errorf("%q, asked %d times; want %q, 1", got, p.asked, want)
-	}
+	compareStored(t, stored{Row: "compensated 2 1", Calls: "pay, refund / 2"}, stored{Row: f.row(t), Parked: f.doubts(t), Calls: p.made()})
+	p.checkAsked(t, 1)
 }
 
 // The mark goes with the message: where it waits for its action, where it is a dead
@@ -495,9 +462,8 @@ func TestAReplayedMessageStaysOneWhereverItIsKept(t *testing.T) {
 			if n := runParkedOnce(t, c); n != 1 {
 				t.Fatalf("%d messages are due: %s", n, f.doubts(t))
 			}
-			if got, want := f.row(t)+" | "+f.doubts(t)+" | "+p.made(), "compensated 1 1 |  | pay, refund / 2"; got != want || p.times(&p.asked) != 1 {
-				t.Errorf("%q, asked %d times; want %q, 1", got, p.asked, want)
-			}
+			compareStored(t, stored{Row: "compensated 1 1", Calls: "pay, refund / 2"}, stored{Row: f.row(t), Parked: f.doubts(t), Calls: p.made()})
+			p.checkAsked(t, 1)
 		})
 	}
 }

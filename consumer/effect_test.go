@@ -42,24 +42,18 @@ func TestACallHoldsNoTransaction(t *testing.T) {
 				if n := f.pool.Stat().AcquiredConns(); n != 0 {
 					t.Errorf("%d connections are in use", n)
 				}
-				if diff := cmp.Diff(stored{Row: "retrying 1 0", Parked: "retrying calling 1?"}, stored{Row: f.row(t), Parked: f.doubts(t)}); diff != "" {
-					t.Errorf("stored, -want +got:\n%s", diff)
-				}
+				compareStored(t, stored{Row: "retrying 1 0", Parked: "retrying calling 1?"}, stored{Row: f.row(t), Parked: f.doubts(t)})
 				if n := runParkedOnce(t, c); n != 0 {
 					t.Error("the parked copy is due while its call is under way")
 				}
 				handle(t, c, act("k"), undo("k"))
 			}
 			handle(t, c, act("k"), act("k"))
-			if diff := cmp.Diff(stored{Row: "done 1 0", Parked: "retrying waits-for-action 0", Effects: "receipt of pay k 1"}, stored{Row: f.row(t), Parked: f.doubts(t), Effects: f.effects(t)}); diff != "" {
-				t.Errorf("stored, -want +got:\n%s", diff)
-			}
+			compareStored(t, stored{Row: "done 1 0", Parked: "retrying waits-for-action 0", Effects: "receipt of pay k 1"}, stored{Row: f.row(t), Parked: f.doubts(t), Effects: f.effects(t)})
 			handle(t, c, undo("k")) // the copy that has waited wins
 			runParkedOnce(t, c)
 			handle(t, c, undo("k"), act("k"))
-			if diff := cmp.Diff(stored{Row: "compensated 1 1", Effects: "receipt of pay k 1, receipt of refund k 2"}, stored{Row: f.row(t), Parked: f.doubts(t), Effects: f.effects(t)}); diff != "" {
-				t.Errorf("stored, -want +got:\n%s", diff)
-			}
+			compareStored(t, stored{Row: "compensated 1 1", Effects: "receipt of pay k 1, receipt of refund k 2"}, stored{Row: f.row(t), Parked: f.doubts(t), Effects: f.effects(t)})
 			if got, want := p.made(), "pay, refund / 2"; got != want || calls != 2 {
 				t.Errorf("the provider made %q in %d calls, want %q in 2", got, calls, want)
 			}
@@ -81,16 +75,12 @@ func TestALostReplyHasItsEffectOnce(t *testing.T) {
 			c := f.consumer(t, Options{}, step)
 			p.loseReply()
 			handle(t, c, act("k"))
-			if diff := cmp.Diff(stored{Row: "retrying 1 0", Parked: "retrying failed 1?"}, stored{Row: f.row(t), Parked: f.doubts(t)}); diff != "" {
-				t.Errorf("stored, -want +got:\n%s", diff)
-			}
+			compareStored(t, stored{Row: "retrying 1 0", Parked: "retrying failed 1?"}, stored{Row: f.row(t), Parked: f.doubts(t)})
 			runParkedOnce(t, c)
 			p.loseReply()
 			handle(t, c, undo("k"))
 			runParkedOnce(t, c)
-			if diff := cmp.Diff(stored{Row: "compensated 2 2", Effects: "receipt of pay k 1, receipt of refund k 2"}, stored{Row: f.row(t), Parked: f.doubts(t), Effects: f.effects(t)}); diff != "" {
-				t.Errorf("stored, -want +got:\n%s", diff)
-			}
+			compareStored(t, stored{Row: "compensated 2 2", Effects: "receipt of pay k 1, receipt of refund k 2"}, stored{Row: f.row(t), Parked: f.doubts(t), Effects: f.effects(t)})
 			wantAsked := map[bool]int{true: 2}[verify]
 			if got, want := p.made(), "pay, refund / 2"; got != want || p.times(&p.asked) != wantAsked {
 				t.Errorf("the provider made %q and was asked %d times, want %q, %d", got, p.asked, want, wantAsked)
@@ -234,9 +224,7 @@ func TestNothingFoundIsNotBelievedBeforeTheCallHasSettled(t *testing.T) {
 			}
 			f.pass(t)
 			runParkedOnce(t, c)
-			if diff := cmp.Diff(stored{Row: "done 2 0", Effects: "receipt of pay k 1", Calls: "pay / 1"}, stored{Row: f.row(t), Effects: f.effects(t), Calls: p.made()}); diff != "" {
-				t.Errorf("stored, -want +got:\n%s", diff)
-			}
+			compareStored(t, stored{Row: "done 2 0", Effects: "receipt of pay k 1", Calls: "pay / 1"}, stored{Row: f.row(t), Effects: f.effects(t), Calls: p.made()})
 		})
 	}
 }
@@ -260,9 +248,7 @@ func TestACallThatNobodySawEndSettlesAfterItsLease(t *testing.T) {
 		}
 	}
 	handle(t, c, act("k")) // it had not died, only been slow
-	if diff := cmp.Diff(stored{Row: "done 1 0", Calls: "pay / 1"}, stored{Row: f.row(t), Parked: f.doubts(t), Calls: p.made()}); diff != "" {
-		t.Errorf("stored, -want +got:\n%s", diff)
-	}
+	compareStored(t, stored{Row: "done 1 0", Calls: "pay / 1"}, stored{Row: f.row(t), Parked: f.doubts(t), Calls: p.made()})
 }
 
 // MaxAttempts are calls. After the last one in doubt there is one question
@@ -272,7 +258,7 @@ func TestTheBudgetOfAnEffectIsExact(t *testing.T) {
 	type answers struct {
 		verifyError bool
 		found       bool
-		want        string
+		want        stored
 	}
 	for name, tt := range map[string]struct {
 		answer  error
@@ -280,12 +266,12 @@ func TestTheBudgetOfAnEffectIsExact(t *testing.T) {
 		answers answers
 		asked   int32
 	}{
-		"honours keys":        {errNo, false, answers{want: "dead 3 0 | dead attempts-exhausted 3?"}, 0},
-		"not done":            {NotDone(errNo), true, answers{want: "dead 3 0 | dead attempts-exhausted 3"}, 0},
-		"never found":         {errNo, true, answers{want: "dead 3 0 | dead attempts-exhausted 3"}, 3},
-		"found at last":       {errNo, true, answers{found: true, want: "done 3 0 | "}, 3},
-		"cannot be asked":     {errNo, true, answers{verifyError: true, want: "dead 3 0 | dead attempts-exhausted 3?"}, 3},
-		"panics, never found": {nil, true, answers{want: "dead 3 0 | dead attempts-exhausted 3"}, 3},
+		"honours keys":        {errNo, false, answers{want: stored{Row: "dead 3 0", Parked: "dead attempts-exhausted 3?"}}, 0},
+		"not done":            {NotDone(errNo), true, answers{want: stored{Row: "dead 3 0", Parked: "dead attempts-exhausted 3"}}, 0},
+		"never found":         {errNo, true, answers{want: stored{Row: "dead 3 0", Parked: "dead attempts-exhausted 3"}}, 3},
+		"found at last":       {errNo, true, answers{found: true, want: stored{Row: "done 3 0"}}, 3},
+		"cannot be asked":     {errNo, true, answers{verifyError: true, want: stored{Row: "dead 3 0", Parked: "dead attempts-exhausted 3?"}}, 3},
+		"panics, never found": {nil, true, answers{want: stored{Row: "dead 3 0", Parked: "dead attempts-exhausted 3"}}, 3},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -317,8 +303,9 @@ func TestTheBudgetOfAnEffectIsExact(t *testing.T) {
 			f.finishParked(t, c)
 			handle(t, c, act("k"))
 			wantCalls := map[bool]int32{true: 1, false: 3}[tt.answers.verifyError]
-			if got := f.row(t) + " | " + f.doubts(t); got != tt.answers.want || calls.Load() != wantCalls || asked.Load() != tt.asked {
-				t.Errorf("%q after %d calls and %d questions; want %q, %d, %d", got, calls.Load(), asked.Load(), tt.answers.want, wantCalls, tt.asked)
+			compareStored(t, tt.answers.want, stored{Row: f.row(t), Parked: f.doubts(t)})
+			if calls.Load() != wantCalls || asked.Load() != tt.asked {
+				t.Errorf("%d calls and %d questions, want %d and %d", calls.Load(), asked.Load(), wantCalls, tt.asked)
 			}
 		})
 	}
@@ -337,9 +324,7 @@ func TestARedeliveredEffectIsCountedOnce(t *testing.T) {
 	first, late := undo("void"), act("void")
 	late.Metadata.Set(outbox.PropertyRedelivered, "true")
 	handle(t, c, first, late) // superseded for certain: an attempt would have left a row
-	if diff := cmp.Diff(stored{Row: "done 1 0; void 0 0"}, stored{Row: f.row(t), Parked: f.doubts(t)}); diff != "" {
-		t.Errorf("stored, -want +got:\n%s", diff)
-	}
+	compareStored(t, stored{Row: "done 1 0; void 0 0"}, stored{Row: f.row(t), Parked: f.doubts(t)})
 }
 
 // A step that was a plain handler may have died in it, by the row's count. Its
@@ -353,13 +338,9 @@ func TestAnEffectFollowsAnAttemptOfAHandler(t *testing.T) {
 	c := f.consumer(t, Options{}, step)
 	f.exec(t, "INSERT INTO {schema}.inbox (scope, key, step, n, state, attempts) VALUES ('tenant', 'k', 'process-payment', '', 'open', 1)")
 	handle(t, c, act("k"))
-	if diff := cmp.Diff(stored{Row: "retrying 1 0", Parked: "retrying unsettled 1?", Calls: " / 0"}, stored{Row: f.row(t), Parked: f.doubts(t), Calls: p.made()}); diff != "" {
-		t.Errorf("stored, -want +got:\n%s", diff)
-	}
+	compareStored(t, stored{Row: "retrying 1 0", Parked: "retrying unsettled 1?", Calls: " / 0"}, stored{Row: f.row(t), Parked: f.doubts(t), Calls: p.made()})
 	f.finishParked(t, c)
-	if diff := cmp.Diff(stored{Row: "done 2 0", Calls: "pay / 1"}, stored{Row: f.row(t), Calls: p.made()}); diff != "" {
-		t.Errorf("stored, -want +got:\n%s", diff)
-	}
+	compareStored(t, stored{Row: "done 2 0", Calls: "pay / 1"}, stored{Row: f.row(t), Calls: p.made()})
 }
 
 // If handlers have used all attempts up there is no call.
@@ -370,9 +351,7 @@ func TestAnEffectWithoutAttemptsLeftMakesNoCall(t *testing.T) {
 	c := f.consumer(t, Options{}, f.effectStep(p.url, false))
 	f.exec(t, "INSERT INTO {schema}.inbox (scope, key, step, n, state, attempts) VALUES ('tenant', 'k', 'process-payment', '', 'open', 5)")
 	handle(t, c, act("k"))
-	if diff := cmp.Diff(stored{Row: "dead 5 0", Parked: "dead attempts-exhausted 5?", Calls: " / 0"}, stored{Row: f.row(t), Parked: f.doubts(t), Calls: p.made()}); diff != "" {
-		t.Errorf("stored, -want +got:\n%s", diff)
-	}
+	compareStored(t, stored{Row: "dead 5 0", Parked: "dead attempts-exhausted 5?", Calls: " / 0"}, stored{Row: f.row(t), Parked: f.doubts(t), Calls: p.made()})
 }
 
 // A record that fails is tried again with the result at hand, and after that
@@ -383,14 +362,14 @@ func TestARecordThatFails(t *testing.T) {
 		name    string
 		fails   int32
 		err     error
-		want    string // after the first attempt
+		want    stored // after the first attempt
 		asked   int
 		records int32
 	}{
-		{"once", 1, errNo, "done 1 0 | ", 0, 2},
-		{"a while", maxTries, errNo, "retrying 1 0 | retrying failed 1?", 1, maxTries + 1},
-		{"a long while", 2 * maxTries, errNo, "retrying 1 0 | retrying failed 1?", 2, 2*maxTries + 1},
-		{"for good", 1, Terminal(errNo), "dead 1 0 | dead terminal 1?", 0, 1},
+		{"once", 1, errNo, stored{Row: "done 1 0"}, 0, 2},
+		{"a while", maxTries, errNo, stored{Row: "retrying 1 0", Parked: "retrying failed 1?"}, 1, maxTries + 1},
+		{"a long while", 2 * maxTries, errNo, stored{Row: "retrying 1 0", Parked: "retrying failed 1?"}, 2, 2*maxTries + 1},
+		{"for good", 1, Terminal(errNo), stored{Row: "dead 1 0", Parked: "dead terminal 1?"}, 0, 1},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
@@ -408,9 +387,7 @@ func TestARecordThatFails(t *testing.T) {
 				})
 			c := f.consumer(t, Options{}, step)
 			handle(t, c, act("k"))
-			if got := f.row(t) + " | " + f.doubts(t); got != tt.want {
-				t.Errorf("%q, want %q", got, tt.want)
-			}
+			compareStored(t, tt.want, stored{Row: f.row(t), Parked: f.doubts(t)})
 			f.pass(t)
 			runParkedOnce(t, c)
 			if got := f.doubts(t); strings.HasPrefix(got, "retrying") && got != "retrying failed 2?" {
@@ -420,7 +397,7 @@ func TestARecordThatFails(t *testing.T) {
 			if got := p.made(); got != "pay / 1" || p.times(&p.asked) != tt.asked || records.Load() != tt.records {
 				t.Errorf("made %q, asked %d times, recorded %d times; want one payment, %d, %d", got, p.asked, records.Load(), tt.asked, tt.records)
 			}
-			if got := f.effects(t); !strings.HasPrefix(tt.want, "dead") && got != "receipt of pay k 1" {
+			if got := f.effects(t); !strings.HasPrefix(tt.want.Row, "dead") && got != "receipt of pay k 1" {
 				t.Errorf("recorded %q", got)
 			}
 		})
@@ -466,9 +443,7 @@ func TestALeaseThatDidNotCommitIsForgotten(t *testing.T) {
 		}
 	}
 	handle(t, c, act("k"))
-	if diff := cmp.Diff(stored{Row: "done 1 0", Calls: "pay / 1"}, stored{Row: f.row(t), Calls: p.made()}); diff != "" {
-		t.Errorf("stored, -want +got:\n%s", diff)
-	}
+	compareStored(t, stored{Row: "done 1 0", Calls: "pay / 1"}, stored{Row: f.row(t), Calls: p.made()})
 }
 
 // What a record emits is in the outbox with its commit, follows the message,
@@ -514,9 +489,7 @@ func TestWhatComesAfterTheLeaseIsFencedOff(t *testing.T) {
 			}, client{p.url}.verify("pay"), f.record())
 			p.lose = lost
 			handle(t, f.consumer(t, Options{}, step), act("k"))
-			if diff := cmp.Diff(stored{Row: "done 2 0", Effects: "receipt of pay k 1", Calls: "pay / 1"}, stored{Row: f.row(t), Parked: f.doubts(t), Effects: f.effects(t), Calls: p.made()}); diff != "" {
-				t.Errorf("stored, -want +got:\n%s", diff)
-			}
+			compareStored(t, stored{Row: "done 2 0", Effects: "receipt of pay k 1", Calls: "pay / 1"}, stored{Row: f.row(t), Parked: f.doubts(t), Effects: f.effects(t), Calls: p.made()})
 		})
 	}
 }
@@ -527,10 +500,10 @@ func TestRunWaitsForCalls(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
 		drain time.Duration
-		want  string
+		want  stored
 	}{
-		{time.Minute, "done 1 0 | "},
-		{time.Millisecond, "retrying 1 0 | retrying failed 1?"},
+		{time.Minute, stored{Row: "done 1 0"}},
+		{time.Millisecond, stored{Row: "retrying 1 0", Parked: "retrying failed 1?"}},
 	} {
 		t.Run(tt.drain.String(), func(t *testing.T) {
 			t.Parallel()
@@ -561,9 +534,7 @@ func TestRunWaitsForCalls(t *testing.T) {
 			if id := c.signals.settled.Wait(t); id != msg.UUID {
 				t.Errorf("acked %s", id)
 			}
-			if got := f.row(t) + " | " + f.doubts(t); got != tt.want {
-				t.Errorf("%q, want %q", got, tt.want)
-			}
+			compareStored(t, tt.want, stored{Row: f.row(t), Parked: f.doubts(t)})
 		})
 	}
 }

@@ -9,7 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 )
@@ -49,16 +48,12 @@ func TestPark(t *testing.T) {
 		return fmt.Errorf("over the limit: %w", Park(errors.New("amount")))
 	}, nil))
 	handle(t, c, act("k"))
-	if diff := cmp.Diff(stored{Row: "dead 0 0", Parked: "dead action parked 0"}, stored{Row: f.row(t), Parked: f.parked(t)}); diff != "" {
-		t.Errorf("stored, -want +got:\n%s", diff)
-	}
+	compareStored(t, stored{Row: "dead 0 0", Parked: "dead action parked 0"}, stored{Row: f.row(t), Parked: f.parked(t)})
 	f.exec(t, "DELETE FROM {schema}.parked")
 	f.exec(t, "DELETE FROM {schema}.inbox")
 	handle(t, c, act("twice"))
 	runParkedOnce(t, c)
-	if diff := cmp.Diff(stored{Row: "dead 1 0", Parked: "dead action parked 1"}, stored{Row: f.row(t), Parked: f.parked(t)}); diff != "" {
-		t.Errorf("stored, -want +got:\n%s", diff)
-	}
+	compareStored(t, stored{Row: "dead 1 0", Parked: "dead action parked 1"}, stored{Row: f.row(t), Parked: f.parked(t)})
 	if got := f.texts(t, "SELECT error FROM {schema}.parked"); got[0] != "over the limit: amount" {
 		t.Errorf("error %q", got)
 	}
@@ -129,17 +124,13 @@ func TestDatabaseTrouble(t *testing.T) {
 			step.RetryBase, step.RetryCap, step.MaxAttempts = time.Hour, time.Hour, 2
 			c := f.consumer(t, Options{}, step)
 			handle(t, c, act("k"))
-			if got := f.row(t) + " | " + f.parked(t); got != "retrying 1 0 | retrying action failed 1" {
-				t.Errorf("after one failure: %q", got)
-			}
+			compareStored(t, stored{Row: "retrying 1 0", Parked: "retrying action failed 1"}, stored{Row: f.row(t), Parked: f.parked(t)})
 			if soon := f.due(t) < time.Second; soon != strings.HasPrefix(code, "40") {
 				t.Errorf("due in %s", f.due(t))
 			}
 			f.exec(t, "UPDATE {schema}.parked SET due_at = clock_timestamp()")
 			runParkedOnce(t, c)
-			if got, want := f.row(t)+" | "+f.parked(t), "dead 2 0 | dead action "+reason+" 2"; got != want {
-				t.Errorf("after the last: %q, want %q", got, want)
-			}
+			compareStored(t, stored{Row: "dead 2 0", Parked: "dead action " + reason + " 2"}, stored{Row: f.row(t), Parked: f.parked(t)})
 		})
 	}
 }

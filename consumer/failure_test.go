@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
-	"github.com/google/go-cmp/cmp"
 	"github.com/jackc/pgx/v5"
 
 	"github.com/sagamill/sagamill/outbox"
@@ -41,28 +40,20 @@ func TestAFailedStepIsParkedAndRunsAgain(t *testing.T) {
 	msg := act("k")
 	msg.Metadata.Set("x-own", "\xff\x00")
 	handle(t, c, msg, act("k"), act("k"))
-	if diff := cmp.Diff(stored{Row: "retrying 1 0", Parked: "retrying action failed 1"}, stored{Row: f.row(t), Parked: f.parked(t)}); diff != "" {
-		t.Errorf("stored, -want +got:\n%s", diff)
-	}
+	compareStored(t, stored{Row: "retrying 1 0", Parked: "retrying action failed 1"}, stored{Row: f.row(t), Parked: f.parked(t)})
 	if got := f.texts(t, "SELECT error FROM {schema}.parked"); got[0] != "failure 1, attempt 1" {
 		t.Errorf("kept error %q", got)
 	}
-	for i, want := range []string{"retrying 2 0 | retrying action failed 2", "done 3 0 | "} {
+	for i, want := range []stored{{Row: "retrying 2 0", Parked: "retrying action failed 2"}, {Row: "done 3 0"}} {
 		if n := runParkedOnce(t, c); n != 1 {
 			t.Fatalf("run %d: %d messages were due", i, n)
 		}
-		if got := f.row(t) + " | " + f.parked(t); got != want {
-			t.Errorf("run %d: %q, want %q", i, got, want)
-		}
+		compareStored(t, want, stored{Row: f.row(t), Parked: f.parked(t)})
 	}
 	handle(t, c, undo("k"), undo("k"), act("k"))
-	if diff := cmp.Diff(stored{Row: "undoing 3 1", Parked: "retrying compensation failed 1"}, stored{Row: f.row(t), Parked: f.parked(t)}); diff != "" {
-		t.Errorf("stored, -want +got:\n%s", diff)
-	}
+	compareStored(t, stored{Row: "undoing 3 1", Parked: "retrying compensation failed 1"}, stored{Row: f.row(t), Parked: f.parked(t)})
 	runParkedOnce(t, c)
-	if diff := cmp.Diff(stored{Row: "compensated 3 2"}, stored{Row: f.row(t), Parked: f.parked(t)}); diff != "" {
-		t.Errorf("stored, -want +got:\n%s", diff)
-	}
+	compareStored(t, stored{Row: "compensated 3 2"}, stored{Row: f.row(t), Parked: f.parked(t)})
 	if got, want := f.effects(t), "paid k 1, refunded k 2"; got != want {
 		t.Errorf("effects %q, want %q", got, want)
 	}
@@ -99,11 +90,11 @@ func TestTheBudgetIsExact(t *testing.T) {
 				var entries atomic.Int32
 				always := f.failing(1<<30, "x", &entries)
 				step := f.step(always, nil)
-				want := fmt.Sprintf("dead %d 0 | dead action attempts-exhausted %d", budget, budget)
+				want := stored{Row: fmt.Sprintf("dead %d 0", budget), Parked: fmt.Sprintf("dead action attempts-exhausted %d", budget)}
 				msg := act
 				if k == compensation {
 					step = f.step(f.effect("paid"), always)
-					want = fmt.Sprintf("undo-dead 1 %d | dead compensation attempts-exhausted %d", budget, budget)
+					want = stored{Row: fmt.Sprintf("undo-dead 1 %d", budget), Parked: fmt.Sprintf("dead compensation attempts-exhausted %d", budget)}
 					msg = undo
 				}
 				step.MaxAttempts = budget
@@ -115,8 +106,9 @@ func TestTheBudgetIsExact(t *testing.T) {
 					handle(t, c, msg("k"))
 					runParkedOnce(t, c)
 				}
-				if got := f.row(t) + " | " + f.parked(t); got != want || int(entries.Load()) != budget {
-					t.Errorf("%d entries, %q; want %d, %q", entries.Load(), got, budget, want)
+				compareStored(t, want, stored{Row: f.row(t), Parked: f.parked(t)})
+				if int(entries.Load()) != budget {
+					t.Errorf("the handler was entered %d times, want %d", entries.Load(), budget)
 				}
 			})
 		}
@@ -241,9 +233,7 @@ func TestACompensationWaitsForAParkedAction(t *testing.T) {
 	for range 6 {
 		runParkedOnce(t, c)
 	}
-	if diff := cmp.Diff(stored{Row: "compensated 3 1"}, stored{Row: f.row(t), Parked: f.parked(t)}); diff != "" {
-		t.Errorf("stored, -want +got:\n%s", diff)
-	}
+	compareStored(t, stored{Row: "compensated 3 1"}, stored{Row: f.row(t), Parked: f.parked(t)})
 	if got, want := f.effects(t), "paid k 1, refunded k 2"; got != want {
 		t.Errorf("effects %q, want %q", got, want)
 	}
@@ -256,9 +246,7 @@ func TestACompensationOfADeadActionIsADeadLetterToo(t *testing.T) {
 		return Terminal(errors.New("hopeless"))
 	}, f.effect("refunded")))
 	handle(t, c, act("k"), undo("k"))
-	if diff := cmp.Diff(stored{Row: "dead 1 0", Parked: "dead action terminal 1; dead compensation action-dead 0"}, stored{Row: f.row(t), Parked: f.parked(t)}); diff != "" {
-		t.Errorf("stored, -want +got:\n%s", diff)
-	}
+	compareStored(t, stored{Row: "dead 1 0", Parked: "dead action terminal 1; dead compensation action-dead 0"}, stored{Row: f.row(t), Parked: f.parked(t)})
 }
 
 func TestCancelParkedTurnsAFailedActionVoid(t *testing.T) {
@@ -276,13 +264,11 @@ func TestCancelParkedTurnsAFailedActionVoid(t *testing.T) {
 			step.CancelParked = true
 			c := f.consumer(t, Options{}, step)
 			handle(t, c, act("k"), undo("k"), act("k"))
-			want := "void 1 0 | "
+			want := stored{Row: "void 1 0"}
 			if terminal {
-				want = "void 1 0 | dead action terminal 1"
+				want.Parked = "dead action terminal 1"
 			}
-			if got := f.row(t) + " | " + f.parked(t); got != want {
-				t.Errorf("%q, want %q", got, want)
-			}
+			compareStored(t, want, stored{Row: f.row(t), Parked: f.parked(t)})
 			if n := runParkedOnce(t, c); n != 0 || f.effects(t) != "" {
 				t.Errorf("%d parked messages ran, effects %q", n, f.effects(t))
 			}
@@ -304,14 +290,10 @@ func TestALostConnectionParksTheMessage(t *testing.T) {
 		return err
 	}, nil))
 	handle(t, c, act("k"))
-	if diff := cmp.Diff(stored{Row: "retrying 1 0", Parked: "retrying action failed 1"}, stored{Row: f.row(t), Parked: f.parked(t)}); diff != "" {
-		t.Errorf("stored, -want +got:\n%s", diff)
-	}
+	compareStored(t, stored{Row: "retrying 1 0", Parked: "retrying action failed 1"}, stored{Row: f.row(t), Parked: f.parked(t)})
 	broken = false
 	runParkedOnce(t, c)
-	if diff := cmp.Diff(stored{Row: "done 2 0", Effects: "paid k 1"}, stored{Row: f.row(t), Effects: f.effects(t)}); diff != "" {
-		t.Errorf("stored, -want +got:\n%s", diff)
-	}
+	compareStored(t, stored{Row: "done 2 0", Effects: "paid k 1"}, stored{Row: f.row(t), Effects: f.effects(t)})
 }
 
 // Delivery A loses its connection in the handler, and before it can record
@@ -360,9 +342,7 @@ func TestWhatANewerBinaryParkedBecomesADeadLetterNotALoop(t *testing.T) {
 	step.Action.Type = "pay.v0"
 	older := f.consumer(t, Options{}, step)
 	runParkedOnce(t, older)
-	if diff := cmp.Diff(stored{Row: "dead 1 0", Parked: "dead action type-unknown 1"}, stored{Row: f.row(t), Parked: f.parked(t)}); diff != "" {
-		t.Errorf("stored, -want +got:\n%s", diff)
-	}
+	compareStored(t, stored{Row: "dead 1 0", Parked: "dead action type-unknown 1"}, stored{Row: f.row(t), Parked: f.parked(t)})
 }
 
 // Logs name steps and message ids, never keys or payloads.

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
+	gocmp "github.com/google/go-cmp/cmp"
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -112,6 +113,14 @@ type stored struct {
 	Parked  string // the parked messages
 	Effects string // the committed work of handlers
 	Calls   string // the provider's effects / with how many different keys
+}
+
+// compareStored fails the test if want and got differ.
+func compareStored(t *testing.T, want, got stored) {
+	t.Helper()
+	if diff := gocmp.Diff(want, got); diff != "" {
+		t.Errorf("stored, -want +got:\n%s", diff)
+	}
 }
 
 // row returns "state attempts undo_attempts" of the only row of the inbox.

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/jackc/pgx/v5"
 )
 
@@ -37,15 +36,11 @@ func TestACompensationWaitsForWhatAHandlerHasCommitted(t *testing.T) {
 		t.Fatalf("runTransaction = %v, want errTxEnded", a.cause)
 	}
 	handle(t, c, undo("k"))
-	if diff := cmp.Diff(stored{Row: "open 1 0", Parked: "retrying compensation waits-for-action 0"}, stored{Row: f.row(t), Parked: f.parked(t)}); diff != "" {
-		t.Errorf("stored, -want +got:\n%s", diff)
-	}
+	compareStored(t, stored{Row: "open 1 0", Parked: "retrying compensation waits-for-action 0"}, stored{Row: f.row(t), Parked: f.parked(t)})
 	if err := c.executor.executeAttempt(t.Context(), a); err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff(stored{Row: "dead 1 0", Parked: "retrying compensation waits-for-action 0; dead action terminal 1"}, stored{Row: f.row(t), Parked: f.parked(t)}); diff != "" {
-		t.Errorf("stored, -want +got:\n%s", diff)
-	}
+	compareStored(t, stored{Row: "dead 1 0", Parked: "retrying compensation waits-for-action 0; dead action terminal 1"}, stored{Row: f.row(t), Parked: f.parked(t)})
 }
 
 // The same in a batch. What was not entered when it ended has nothing to undo, and
@@ -116,9 +111,7 @@ func TestAClaimThatAHandlerHasRolledBackIsNotTakenFromAnother(t *testing.T) {
 				t.Fatal(err)
 			}
 			runParkedOnce(t, other)
-			if diff := cmp.Diff(stored{Row: "done 1 0", Effects: "paid k 1"}, stored{Row: f.row(t), Effects: f.effects(t)}); diff != "" {
-				t.Errorf("stored, -want +got:\n%s", diff)
-			}
+			compareStored(t, stored{Row: "done 1 0", Effects: "paid k 1"}, stored{Row: f.row(t), Effects: f.effects(t)})
 		})
 	}
 }

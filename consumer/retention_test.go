@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
-	"github.com/google/go-cmp/cmp"
 	"github.com/google/uuid"
 
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
@@ -170,9 +169,7 @@ func TestAMessageFromBeforeTheHorizon(t *testing.T) {
 					}
 				}
 				handle(t, c, msg, msg.Copy(), msg.Copy())
-				if got := f.row(t) + " | " + f.parked(t); got != row+" | "+parked {
-					t.Errorf("%q, want %q", got, row+" | "+parked)
-				}
+				compareStored(t, stored{Row: row, Parked: parked}, stored{Row: f.row(t), Parked: f.parked(t)})
 				if got := strings.Join(f.texts(t, "SELECT error FROM {schema}.parked"), ""); !strings.Contains(got, tt.mentions) {
 					t.Errorf("error %q, want %q in it", got, tt.mentions)
 				}
@@ -195,9 +192,7 @@ func TestARedeliveryOfASweptMessage(t *testing.T) {
 		t.Fatalf("%d rows removed, want 2", n)
 	}
 	handle(t, c, a.Copy(), b.Copy(), b.Copy(), a.Copy())
-	if diff := cmp.Diff(stored{Parked: "dead action too-old 0; dead compensation too-old 0"}, stored{Row: f.row(t), Parked: f.parked(t)}); diff != "" {
-		t.Errorf("stored, -want +got:\n%s", diff)
-	}
+	compareStored(t, stored{Parked: "dead action too-old 0; dead compensation too-old 0"}, stored{Row: f.row(t), Parked: f.parked(t)})
 	if got, want := f.effects(t), "paid k 1, refunded k 2, paid other 1"; got != want {
 		t.Errorf("effects %q, want %q", got, want)
 	}
@@ -206,9 +201,7 @@ func TestARedeliveryOfASweptMessage(t *testing.T) {
 	if n := runParkedOnce(t, c); n != 2 {
 		t.Fatalf("%d parked messages ran, want 2", n)
 	}
-	if diff := cmp.Diff(stored{Parked: "dead action too-old 3; dead compensation too-old 3"}, stored{Row: f.row(t), Parked: f.parked(t)}); diff != "" {
-		t.Errorf("stored, -want +got:\n%s", diff)
-	}
+	compareStored(t, stored{Parked: "dead action too-old 3; dead compensation too-old 3"}, stored{Row: f.row(t), Parked: f.parked(t)})
 }
 
 // Rows are removed only as far as the horizon that has committed allows, whatever

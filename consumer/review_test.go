@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
-	"github.com/google/go-cmp/cmp"
 	"github.com/jackc/pgx/v5"
 
 	"github.com/sagamill/sagamill/outbox"
@@ -51,9 +50,7 @@ func TestAParkedMessageOfABusyStepGoesBack(t *testing.T) {
 	for range 5 {
 		runParkedOnce(t, c)
 	}
-	if diff := cmp.Diff(stored{Row: "compensated 2 1", Effects: "paid k 1, refunded k 2"}, stored{Row: f.row(t), Effects: f.effects(t)}); diff != "" {
-		t.Errorf("stored, -want +got:\n%s", diff)
-	}
+	compareStored(t, stored{Row: "compensated 2 1", Effects: "paid k 1, refunded k 2"}, stored{Row: f.row(t), Effects: f.effects(t)})
 }
 
 // A duplicate of a waiting compensation is handled first and fails: the copy

@@ -12,7 +12,6 @@ import (
 	"testing"
 
 	"github.com/ThreeDotsLabs/watermill/message"
-	"github.com/google/go-cmp/cmp"
 	"github.com/jackc/pgx/v5"
 	"go.uber.org/goleak"
 
@@ -59,9 +58,7 @@ func TestRunHandlesDeliveriesAndParkedMessages(t *testing.T) {
 	if c.Ready() {
 		t.Error("a stopped consumer is ready")
 	}
-	if diff := cmp.Diff(stored{Row: "compensated 3 1", Effects: "paid k 1, refunded k 2"}, stored{Row: f.row(t), Effects: f.effects(t)}); diff != "" {
-		t.Errorf("stored, -want +got:\n%s", diff)
-	}
+	compareStored(t, stored{Row: "compensated 3 1", Effects: "paid k 1, refunded k 2"}, stored{Row: f.row(t), Effects: f.effects(t)})
 	if s, err := c.Stats(t.Context()); err != nil || s.Retrying+s.Dead+len(s.Parked) != 0 {
 		t.Errorf("Stats = %+v, %v", s, err)
 	}
@@ -174,9 +171,7 @@ func TestARunningParkedMessageIsNotTakenAgain(t *testing.T) {
 	}
 	close(release)
 	running.Wait()
-	if diff := cmp.Diff(stored{Row: "done 2 0", Effects: "paid k 1"}, stored{Row: f.row(t), Effects: f.effects(t)}); diff != "" {
-		t.Errorf("stored, -want +got:\n%s", diff)
-	}
+	compareStored(t, stored{Row: "done 2 0", Effects: "paid k 1"}, stored{Row: f.row(t), Effects: f.effects(t)})
 }
 
 type brokenSubscriber struct{ err error }

@@ -13,7 +13,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
@@ -79,9 +78,7 @@ func TestARowGoesWhileItIsClaimed(t *testing.T) {
 				t.Errorf("Handle: %v, want an error: %t", err, tt.again)
 			}
 			handle(t, c, msg.Copy()) // after an error nothing is decided
-			if diff := cmp.Diff(stored{Parked: "dead action too-old 0", Effects: "paid k 1"}, stored{Row: f.row(t), Parked: f.parked(t), Effects: f.effects(t)}); diff != "" {
-				t.Errorf("stored, -want +got:\n%s", diff)
-			}
+			compareStored(t, stored{Parked: "dead action too-old 0", Effects: "paid k 1"}, stored{Row: f.row(t), Parked: f.parked(t), Effects: f.effects(t)})
 		})
 	}
 }

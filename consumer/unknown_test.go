@@ -18,10 +18,10 @@ func TestALostCommitReplyIsLookedUp(t *testing.T) {
 	for name, tt := range map[string]struct {
 		loss    pgtest.Loss
 		entries int32
-		row     string // after the delivery
+		stored  stored // after the delivery
 	}{
-		"committed":     {pgtest.LoseReply, 1, "done 1 0 | "},
-		"not committed": {pgtest.LoseCommit, 2, "retrying 1 0 | retrying action failed 1"},
+		"committed":     {pgtest.LoseReply, 1, stored{Row: "done 1 0"}},
+		"not committed": {pgtest.LoseCommit, 2, stored{Row: "retrying 1 0", Parked: "retrying action failed 1"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -51,9 +51,7 @@ func TestALostCommitReplyIsLookedUp(t *testing.T) {
 			if err != nil {
 				t.Fatalf("handle: %v", err)
 			}
-			if got := f.row(t) + " | " + f.parked(t); got != tt.row {
-				t.Errorf("after the delivery %q, want %q", got, tt.row)
-			}
+			compareStored(t, tt.stored, stored{Row: f.row(t), Parked: f.parked(t)})
 			handle(t, c, act("k"))
 			runParkedOnce(t, c)
 			if got := f.effects(t); got != "paid k 1" || entries.Load() != tt.entries {

@@ -5,7 +5,6 @@ import (
 	"testing"
 
 	"github.com/ThreeDotsLabs/watermill/message"
-	"github.com/google/go-cmp/cmp"
 
 	"github.com/sagamill/sagamill/outbox"
 )
@@ -23,12 +22,12 @@ func TestAMessageWithoutAnIdentityIsReadAgain(t *testing.T) {
 	const key = "k:process-payment"
 	for name, tt := range map[string]struct {
 		change string // of what is parked
-		want   string
+		want   stored
 	}{
-		"as it came":      {"", " | dead unknown key-missing 0"},
-		"mended":          {", header_names = header_names || 'x-idempotency-key'::bytea, header_values = header_values || '" + key + "'::bytea", "done 1 0 | "},
-		"wrong mended":    {", header_names = header_names || 'x-idempotency-key'::bytea, header_values = header_values || '" + key + "#'::bytea", " | dead unknown key-malformed 0"},
-		"ended a process": {", attempts = 3", " | dead unknown attempts-exhausted 3"},
+		"as it came":      {"", stored{Parked: "dead unknown key-missing 0"}},
+		"mended":          {", header_names = header_names || 'x-idempotency-key'::bytea, header_values = header_values || '" + key + "'::bytea", stored{Row: "done 1 0"}},
+		"wrong mended":    {", header_names = header_names || 'x-idempotency-key'::bytea, header_values = header_values || '" + key + "#'::bytea", stored{Parked: "dead unknown key-malformed 0"}},
+		"ended a process": {", attempts = 3", stored{Parked: "dead unknown attempts-exhausted 3"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -39,9 +38,7 @@ func TestAMessageWithoutAnIdentityIsReadAgain(t *testing.T) {
 			handle(t, c, msg)
 			f.sendRound(t, tt.change)
 			runParkedOnce(t, c)
-			if got := f.row(t) + " | " + f.parked(t); got != tt.want {
-				t.Errorf("afterwards %q, want %q", got, tt.want)
-			}
+			compareStored(t, tt.want, stored{Row: f.row(t), Parked: f.parked(t)})
 		})
 	}
 }
@@ -119,9 +116,7 @@ func TestAParkedMessageKeepsItsStep(t *testing.T) {
 	handle(t, c, act("k"))
 	f.exec(t, "UPDATE {schema}.parked SET header_values = ARRAY['tenant', 'k:process-payment', 'other']::bytea[], header_names = ARRAY['x-idempotency-scope', 'x-idempotency-key', 'type']::bytea[]")
 	runParkedOnce(t, c)
-	if diff := cmp.Diff(stored{Row: "dead 1 0", Parked: "dead action type-unknown 1"}, stored{Row: f.row(t), Parked: f.parked(t), Effects: f.effects(t)}); diff != "" {
-		t.Errorf("stored, -want +got:\n%s", diff)
-	}
+	compareStored(t, stored{Row: "dead 1 0", Parked: "dead action type-unknown 1"}, stored{Row: f.row(t), Parked: f.parked(t), Effects: f.effects(t)})
 }
 
 // The digest of a message that was edited is that of what it said first.
@@ -133,7 +128,5 @@ func TestAnEditedMessageIsTheSame(t *testing.T) {
 	f.exec(t, `UPDATE {schema}.parked SET digest = sha256(payload), payload = '{"amount":9}'`)
 	runParkedOnce(t, c)
 	handle(t, c, act("k"))
-	if diff := cmp.Diff(stored{Row: "done 2 0", Effects: "paid k 9"}, stored{Row: f.row(t), Parked: f.parked(t), Effects: f.effects(t)}); diff != "" {
-		t.Errorf("stored, -want +got:\n%s", diff)
-	}
+	compareStored(t, stored{Row: "done 2 0", Effects: "paid k 9"}, stored{Row: f.row(t), Parked: f.parked(t), Effects: f.effects(t)})
 }

@@ -110,9 +110,7 @@ func TestAForgedMessageBlocksNobody(t *testing.T) {
 				t.Errorf("forged messages have left the row %q", got)
 			}
 			deliver(t, f, append(append(forged, genuine, genuine.Copy()), forged...)...)
-			if got := f.row(t) + " | " + f.effects(t); got != "done 1 0 | paid k 1" {
-				t.Errorf("the genuine message: %q, want it to have run once", got)
-			}
+			compareStored(t, stored{Row: "done 1 0", Effects: "paid k 1"}, stored{Row: f.row(t), Effects: f.effects(t)})
 			dead := f.texts(t, "SELECT concat_ws(' ', state, kind, scope, key, step, n, reason, error) FROM {schema}.parked")
 			for _, got := range dead {
 				if want := "dead unknown unverified there is no proof"; got != want {
@@ -166,35 +164,29 @@ func TestARedrivenForgeryIsVerifiedAgain(t *testing.T) {
 	f, p := verifying(t, paying)
 	p.strict.Store(true)
 	handle(t, f.c, proven(act("k")))
-	const dead = " | dead unknown unverified "
-	state := func() string { return f.row(t) + " | " + f.parked(t) }
+	compare := func(want stored) {
+		t.Helper()
+		compareStored(t, want, stored{Row: f.row(t), Parked: f.parked(t), Effects: f.effects(t)})
+	}
 	if got, err := f.letters.Preview(t.Context(), nil); err != nil || !slices.Equal(got, []string{"unread"}) { // it may be believed by now
 		t.Errorf("previewed without the step: %q, %v, want unread", got, err)
 	}
 	f.redriveAll(t)
-	if got := state(); got != dead+"0" {
-		t.Fatalf("redriven: %q, want %q", got, dead+"0")
-	}
+	compare(stored{Parked: "dead unknown unverified 0"})
 	f.sendRound(t, ", attempts = 3")
 	runParkedOnce(t, f.c)
-	if got := state(); got != dead+"3" {
-		t.Fatalf("after it has ended the process: %q, want %q", got, dead+"3")
-	}
+	compare(stored{Parked: "dead unknown unverified 3"})
 	if err := f.letters.Edit(t.Context(), 1, DeskEdit{Set: map[string]string{"x-own": "1"}}); err != nil {
 		t.Fatalf("Edit: %v", err)
 	}
 	f.redriveAll(t)
-	if got := state(); got != dead+"0" {
-		t.Fatalf("edited and redriven: %q, want %q", got, dead+"0")
-	}
+	compare(stored{Parked: "dead unknown unverified 0"})
 	if got, err := f.letters.Preview(t.Context(), f.c); err != nil || !slices.Equal(got, []string{"undecodable"}) {
 		t.Errorf("previewed with the step: %q, %v, want undecodable", got, err)
 	}
 	p.strict.Store(false)
 	f.redriveAll(t)
-	if got := state() + f.effects(t); got != "done 1 0 | paid k 1" {
-		t.Errorf("once it is believed: %q, want it to have run", got)
-	}
+	compare(stored{Row: "done 1 0", Effects: "paid k 1"})
 }
 
 // What was verified when it came runs from the database without being verified again:
@@ -204,13 +196,13 @@ func TestAMessageIsVerifiedOnce(t *testing.T) {
 	for name, tt := range map[string]struct {
 		arrive func(msg *message.Message)
 		edit   *DeskEdit
-		want   string
+		want   stored
 	}{
-		"parked":     {func(msg *message.Message) {}, nil, "done 2 0 |  | paid k 1"},
-		"edited":     {func(msg *message.Message) {}, &DeskEdit{Payload: []byte(`{"amount":9}`)}, "done 1 0 |  | paid k 9"},
-		"unreadable": {func(msg *message.Message) { msg.Payload = []byte("{") }, &DeskEdit{Payload: []byte(`{"amount":9}`)}, "done 2 0 |  | paid k 9"},
+		"parked":     {func(msg *message.Message) {}, nil, stored{Row: "done 2 0", Effects: "paid k 1"}},
+		"edited":     {func(msg *message.Message) {}, &DeskEdit{Payload: []byte(`{"amount":9}`)}, stored{Row: "done 1 0", Effects: "paid k 9"}},
+		"unreadable": {func(msg *message.Message) { msg.Payload = []byte("{") }, &DeskEdit{Payload: []byte(`{"amount":9}`)}, stored{Row: "done 2 0", Effects: "paid k 9"}},
 		"no key": {func(msg *message.Message) { delete(msg.Metadata, outbox.HeaderKey) },
-			&DeskEdit{Set: map[string]string{outbox.HeaderKey: "k:process-payment"}}, "done 2 0 |  | paid k 1"},
+			&DeskEdit{Set: map[string]string{outbox.HeaderKey: "k:process-payment"}}, stored{Row: "done 2 0", Effects: "paid k 1"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -230,9 +222,7 @@ func TestAMessageIsVerifiedOnce(t *testing.T) {
 			}
 			for runParkedOnce(t, f.c) > 0 {
 			}
-			if got := f.row(t) + " | " + f.parked(t) + " | " + f.effects(t); got != tt.want {
-				t.Errorf("afterwards %q, want %q", got, tt.want)
-			}
+			compareStored(t, tt.want, stored{Row: f.row(t), Parked: f.parked(t), Effects: f.effects(t)})
 			if n := p.asked.Load(); n != 1 {
 				t.Errorf("verified %d times, want once", n)
 			}
@@ -260,9 +250,7 @@ func TestARepeatedGenuineMessageIsADuplicate(t *testing.T) {
 	for range 5 {
 		handle(t, f.c, msg.Copy())
 	}
-	if got := f.row(t) + " | " + f.parked(t) + " | " + f.effects(t); got != "done 1 0 |  | paid k 1" {
-		t.Errorf("afterwards %q, want one effect", got)
-	}
+	compareStored(t, stored{Row: "done 1 0", Effects: "paid k 1"}, stored{Row: f.row(t), Parked: f.parked(t), Effects: f.effects(t)})
 }
 
 // The handler of a batch is not entered for the forged messages in it.
@@ -309,17 +297,13 @@ func TestANewerReaderRunsWhatAnOlderOneKept(t *testing.T) {
 	deliver(t, older, "pay", of("1", "first"))
 	deliver(t, older, "pay", of("2", "second"))
 	for range 2 {
-		if got := older.effects(t) + " | " + older.parked(t); got != "paid first 1 | dead unknown format-unknown 0" {
-			t.Errorf("the older reader: %q, want the second message kept", got)
-		}
+		compareStored(t, stored{Effects: "paid first 1", Parked: "dead unknown format-unknown 0"}, stored{Effects: older.effects(t), Parked: older.parked(t)})
 		older.redriveAll(t)
 	}
 	newer.redriveAll(t)
 	deliver(t, newer, "pay", of("1", "third"))
 	deliver(t, newer, "pay", of("2", "fourth"))
-	if got := newer.effects(t) + " | " + newer.parked(t); got != "paid first 1, paid second 1, paid third 1, paid fourth 1 | " {
-		t.Errorf("the newer reader: %q, want each message run once and nothing kept", got)
-	}
+	compareStored(t, stored{Effects: "paid first 1, paid second 1, paid third 1, paid fourth 1"}, stored{Effects: newer.effects(t), Parked: newer.parked(t)})
 }
 
 // What cannot be verified now is neither believed nor refused: it goes back, or is
@@ -351,9 +335,7 @@ func TestWhatCannotBeVerifiedYet(t *testing.T) {
 	away.Store(false)
 	c.signals.settled.Wait(t)
 	stop()
-	if got := f.row(t) + " | " + f.effects(t); !strings.HasPrefix(got, "done 1 0 | paid") {
-		t.Errorf("in the end %q, want it done", got)
-	}
+	compareStored(t, stored{Row: "done 1 0", Effects: "paid k 1"}, stored{Row: f.row(t), Effects: f.effects(t)})
 }
 
 // A redriven forgery that cannot be verified now stays what it is: a person has sent it
