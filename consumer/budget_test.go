@@ -34,15 +34,15 @@ func TestTheBudgetIsExactForEveryMessageOfABatch(t *testing.T) {
 				s.limit = limit
 				s.exhaust(t, everyEnd)
 				for key, l := range s.looks(t) {
-					want, entries := "done | act 1 | ", 0
+					want, entries := standing{state: "done", effects: "act 1"}, 0
 					switch everyEnd(actionType, key) {
 					case fails, panics:
-						want, entries = "dead |  | dead action attempts-exhausted", limit
+						want, entries = standing{state: "dead", parked: "dead action attempts-exhausted"}, limit
 					case gives:
-						want, entries = "dead |  | dead action terminal", 1
+						want, entries = standing{state: "dead", parked: "dead action terminal"}, 1
 					}
-					if l.String() != want || entries > 0 && l.entries != entries || l.entries > limit || l.attempts > limit {
-						t.Errorf("%s: %q after %d entries, %d counted; want %q after %d", key, l, l.entries, l.attempts, want, entries)
+					if l.standing() != want || entries > 0 && l.entries != entries || l.entries > limit || l.attempts > limit {
+						t.Errorf("%s: %+v after %d entries, %d counted; want %+v after %d", key, l.standing(), l.entries, l.attempts, want, entries)
 					}
 				}
 			})
@@ -96,15 +96,15 @@ func TestTheBudgetOfCompensationsIsExactInBatches(t *testing.T) {
 				s.due(t, undoFails, undoType)
 			}
 			for key, l := range s.looks(t) {
-				want, entries := "compensated | act 1, undo 2 | ", 0
+				want, entries := standing{state: "compensated", effects: "act 1, undo 2"}, 0
 				switch everyEnd("", key) {
 				case fails, panics:
-					want, entries = "undo-dead | act 1 | dead compensation attempts-exhausted", s.limit
+					want, entries = standing{"undo-dead", "act 1", "dead compensation attempts-exhausted"}, s.limit
 				case gives:
-					want, entries = "undo-dead | act 1 | dead compensation terminal", 1
+					want, entries = standing{"undo-dead", "act 1", "dead compensation terminal"}, 1
 				}
-				if l.String() != want || entries > 0 && l.undos != entries || l.undos > s.limit {
-					t.Errorf("%s: %q after %d entries, want %q after %d", key, l, l.undos, want, entries)
+				if l.standing() != want || entries > 0 && l.undos != entries || l.undos > s.limit {
+					t.Errorf("%s: %+v after %d entries, want %+v after %d", key, l.standing(), l.undos, want, entries)
 				}
 			}
 		})
@@ -138,7 +138,7 @@ func TestThoseInTheCompanyOfAKillerAreNoDeadLetters(t *testing.T) {
 				s.settle(t)
 				killer := seen(s.looks(t)["killer"])
 				if killer.state != "dead" || killer.entries != deaths {
-					t.Errorf("the killer is %q after %d entries and %d deaths", killer, killer.entries, deaths)
+					t.Errorf("the killer is %+v after %d entries and %d deaths", *killer, killer.entries, deaths)
 				}
 				s.judge(t, published, consumerstorm.Limits{Attempts: s.limit, Drained: true, MayDie: func(p consumerstorm.Parked) bool { return p.Key == "killer" }})
 			})
@@ -183,7 +183,7 @@ func TestAMessageThatOnlyCameBackHasItsAttempts(t *testing.T) {
 			}
 			for key, l := range s.looks(t) {
 				if l.state != "dead" || l.entries > s.limit || l.entries < s.limit-1 {
-					t.Errorf("%s: %q after %d entries, want a dead letter after %d or %d", key, l, l.entries, s.limit-1, s.limit)
+					t.Errorf("%s: %+v after %d entries, want a dead letter after %d or %d", key, *l, l.entries, s.limit-1, s.limit)
 				}
 			}
 		})
@@ -250,7 +250,7 @@ func TestTheDeathOfOneCopyCostsOneEntry(t *testing.T) {
 				s.due(t, everyEnd, actionType)
 			}
 			if l := s.looks(t)["fail-0"]; l.state != "dead" || l.entries > s.limit+1 {
-				t.Errorf("%q after %d entries, the limit is %d", l, l.entries, s.limit)
+				t.Errorf("%+v after %d entries, the limit is %d", *l, l.entries, s.limit)
 			}
 		})
 	}
@@ -280,7 +280,7 @@ func TestACompensationThatWaitedIsNotEnteredByItsDelivery(t *testing.T) {
 				s.due(t, always(fails), undoType)
 			}
 			if l := s.looks(t)["k"]; l.state != "undo-dead" || l.undos != s.limit {
-				t.Errorf("%q after %d entries, want a dead letter after %d", l, l.undos, s.limit)
+				t.Errorf("%+v after %d entries, want a dead letter after %d", *l, l.undos, s.limit)
 			}
 		})
 	}

@@ -20,30 +20,25 @@ var arrivals = map[string]func(key string) *message.Message{
 	"other compensation": func(key string) *message.Message { return identified(undoType, key, 8) },
 }
 
-// A cell is a state of a step's row, how it comes about, and what follows from
-// each arrival: state | effects | parked messages.
+// A cell is a state of a step's row, how it comes about, and what each arrival changes. An arrival that is
+// neither in becomes nor in parks changes nothing.
 type cell struct {
-	name  string
-	build func(*cellBuilder)
-	is    string
-	want  map[string]string
+	name    string
+	build   func(*cellBuilder)
+	is      standing
+	becomes map[string]standing
+	parks   map[string]string // the parked message that is added
 }
 
-// after is what must be seen when arrival has been dealt with: what there was,
-// where the table says nothing.
-func (c *cell) after(arrival string) string {
-	if want := c.want[arrival]; want != "" {
-		return want
+// after returns what must be seen when arrival has been dealt with.
+func (c *cell) after(arrival string) standing {
+	if s, changed := c.becomes[arrival]; changed {
+		return s
+	}
+	if parked, added := c.parks[arrival]; added {
+		return c.is.withParked(parked)
 	}
 	return c.is
-}
-
-// with is c.is with one more parked message.
-func with(is, parked string) string {
-	if strings.HasSuffix(is, "| ") {
-		return is + parked
-	}
-	return is + "; " + parked
 }
 
 const (
@@ -56,56 +51,40 @@ const (
 // cells is the table of the package's documentation, and the states between its
 // lines.
 func cells() []*cell {
-	all := []*cell{
-		{name: "absent", is: "absent |  | ", build: func(*cellBuilder) {}, want: map[string]string{
-			"action": "done | act 1 | ", "compensation": "void |  | ", "other action": "done | act 9 | ", "other compensation": "void |  | ",
+	return []*cell{
+		{name: "absent", is: standing{state: "absent"}, build: func(*cellBuilder) {}, becomes: map[string]standing{
+			"action": {state: "done", effects: "act 1"}, "compensation": {state: "void"}, "other action": {state: "done", effects: "act 9"}, "other compensation": {state: "void"},
 		}},
-		{name: "open", is: "open |  | ", build: (*cellBuilder).open, want: map[string]string{
-			"action": "done | act 1 | ", "compensation": "void |  | ", "other action": "done | act 9 | ", "other compensation": "void |  | ",
+		{name: "open", is: standing{state: "open"}, build: (*cellBuilder).open, becomes: map[string]standing{
+			"action": {state: "done", effects: "act 1"}, "compensation": {state: "void"}, "other action": {state: "done", effects: "act 9"}, "other compensation": {state: "void"},
 		}},
-		{name: "open after a crash", is: "open |  | ", build: (*cellBuilder).crash, want: map[string]string{
-			"action": "done | act 1 | ", "compensation": "open |  | " + waitingUndo,
-			"other action": "done | act 9 | ", "other compensation": "open |  | " + waitingUndo,
-		}},
-		{name: "retrying", is: "retrying |  | " + parkedAction, build: (*cellBuilder).failAction, want: map[string]string{
-			"compensation": "", "other action": reusedAction, "other compensation": "",
-		}},
-		{name: "retrying with a waiting compensation", is: "retrying |  | " + parkedAction + "; " + waitingUndo,
+		{name: "open after a crash", is: standing{state: "open"}, build: (*cellBuilder).crash,
+			becomes: map[string]standing{"action": {state: "done", effects: "act 1"}, "other action": {state: "done", effects: "act 9"}},
+			parks:   map[string]string{"compensation": waitingUndo, "other compensation": waitingUndo}},
+		{name: "retrying", is: standing{state: "retrying", parked: parkedAction}, build: (*cellBuilder).failAction,
+			parks: map[string]string{"compensation": waitingUndo, "other action": reusedAction, "other compensation": waitingUndo}},
+		{name: "retrying with a waiting compensation", is: standing{state: "retrying", parked: parkedAction + "; " + waitingUndo},
 			build: func(b *cellBuilder) { b.failAction(); b.ok("compensation") },
-			want:  map[string]string{"other action": reusedAction, "other compensation": reusedUndo}},
-		{name: "dead", is: "dead |  | dead action terminal", build: func(b *cellBuilder) { b.end("action", gives) }, want: map[string]string{
-			"compensation": "dead compensation action-dead", "other action": reusedAction, "other compensation": "dead compensation action-dead",
-		}},
-		{name: "done", is: "done | act 1 | ", build: func(b *cellBuilder) { b.ok("action") }, want: map[string]string{
-			"compensation": "compensated | act 1, undo 2 | ", "other action": reusedAction, "other compensation": "compensated | act 1, undo 8 | ",
-		}},
-		{name: "done with a waiting compensation", is: "done | act 1 | " + waitingUndo,
+			parks: map[string]string{"other action": reusedAction, "other compensation": reusedUndo}},
+		{name: "dead", is: standing{state: "dead", parked: "dead action terminal"}, build: func(b *cellBuilder) { b.end("action", gives) },
+			parks: map[string]string{"compensation": "dead compensation action-dead", "other action": reusedAction, "other compensation": "dead compensation action-dead"}},
+		{name: "done", is: standing{state: "done", effects: "act 1"}, build: func(b *cellBuilder) { b.ok("action") },
+			becomes: map[string]standing{"compensation": {state: "compensated", effects: "act 1, undo 2"}, "other compensation": {state: "compensated", effects: "act 1, undo 8"}},
+			parks:   map[string]string{"other action": reusedAction}},
+		{name: "done with a waiting compensation", is: standing{state: "done", effects: "act 1", parked: waitingUndo},
 			build: func(b *cellBuilder) { b.failAction(); b.ok("compensation"); b.runParked() },
-			want:  map[string]string{"other action": reusedAction, "other compensation": reusedUndo}},
-		{name: "void", is: "void |  | ", build: func(b *cellBuilder) { b.ok("compensation") }, want: map[string]string{"other compensation": reusedUndo}},
-		{name: "undoing", is: "undoing | act 1 | retrying compensation failed",
+			parks: map[string]string{"other action": reusedAction, "other compensation": reusedUndo}},
+		{name: "void", is: standing{state: "void"}, build: func(b *cellBuilder) { b.ok("compensation") }, parks: map[string]string{"other compensation": reusedUndo}},
+		{name: "undoing", is: standing{state: "undoing", effects: "act 1", parked: "retrying compensation failed"},
 			build: func(b *cellBuilder) { b.ok("action"); b.end("compensation", fails) },
-			want:  map[string]string{"other action": reusedAction, "other compensation": reusedUndo}},
-		{name: "undo-dead", is: "undo-dead | act 1 | dead compensation terminal",
+			parks: map[string]string{"other action": reusedAction, "other compensation": reusedUndo}},
+		{name: "undo-dead", is: standing{state: "undo-dead", effects: "act 1", parked: "dead compensation terminal"},
 			build: func(b *cellBuilder) { b.ok("action"); b.end("compensation", gives) },
-			want:  map[string]string{"other action": reusedAction, "other compensation": reusedUndo}},
-		{name: "compensated", is: "compensated | act 1, undo 2 | ",
+			parks: map[string]string{"other action": reusedAction, "other compensation": reusedUndo}},
+		{name: "compensated", is: standing{state: "compensated", effects: "act 1, undo 2"},
 			build: func(b *cellBuilder) { b.ok("action"); b.ok("compensation") },
-			want:  map[string]string{"other action": reusedAction, "other compensation": reusedUndo}},
+			parks: map[string]string{"other action": reusedAction, "other compensation": reusedUndo}},
 	}
-	for _, c := range all {
-		for arrival, want := range c.want {
-			if want != "" && !strings.Contains(want, "|") {
-				c.want[arrival] = with(c.is, want)
-			}
-		}
-	}
-	for _, c := range all {
-		if c.name == "retrying" {
-			c.want["compensation"], c.want["other compensation"] = with(c.is, waitingUndo), with(c.is, waitingUndo)
-		}
-	}
-	return all
 }
 
 // A cellBuilder brings about states, of many keys at once: what it is told for
@@ -166,8 +145,8 @@ func build(t *testing.T, s *stage, keys map[string]*cell) {
 	}
 	got := s.looks(t)
 	for key, c := range keys {
-		if l := seen(got[key]); l.String() != c.is {
-			t.Fatalf("cell %s was built as %q, want %q", c.name, l, c.is)
+		if l := seen(got[key]); l.standing() != c.is {
+			t.Fatalf("cell %s was built as %+v, want %+v", c.name, l.standing(), c.is)
 		}
 		if l := got[key]; c.name == "open after a crash" && l.attempts < 1 {
 			t.Fatalf("the crashed attempt was not counted: %+v", l)
@@ -197,8 +176,8 @@ func TestEveryCell(t *testing.T) {
 			s.deliver(t, always(succeeds), msgs...)
 			got := s.looks(t)
 			for key, w := range want {
-				if l := seen(got[key]); l.String() != w.look || l.entries+l.undos != w.entries {
-					t.Errorf("%s: %q after %d entries, want %q after %d", key, l, l.entries+l.undos, w.look, w.entries)
+				if l := seen(got[key]); l.standing() != w.standing || l.entries+l.undos != w.entries {
+					t.Errorf("%s: %+v after %d entries, want %+v after %d", key, l.standing(), l.entries+l.undos, w.standing, w.entries)
 				}
 			}
 		})
@@ -208,8 +187,8 @@ func TestEveryCell(t *testing.T) {
 // A wanted is what must be seen of a key, and how often handlers were entered for
 // it.
 type wanted struct {
-	look    string
-	entries int
+	standing standing
+	entries  int
 }
 
 // everyCell returns a key for each cell and arrival, with the messages and what
@@ -221,12 +200,9 @@ func everyCell() (keys map[string]*cell, msgs []*message.Message, want map[strin
 			key := strings.ReplaceAll(c.name+"/"+arrival, " ", "-")
 			keys[key] = c
 			msgs = append(msgs, arrivals[arrival](key))
-			entries := strings.Count(effectsOf(c.after(arrival)), " ") - strings.Count(effectsOf(c.is), " ")
-			want[key] = wanted{c.after(arrival), (entries + 1) / 2}
+			entries := c.after(arrival).countEffects() - c.is.countEffects()
+			want[key] = wanted{c.after(arrival), entries}
 		}
 	}
 	return keys, msgs, want
 }
-
-// effectsOf is the part of a look between the bars.
-func effectsOf(look string) string { return strings.TrimSpace(strings.Split(look, "|")[1]) }

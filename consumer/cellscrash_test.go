@@ -35,8 +35,7 @@ func (d death) message() *message.Message { return arrivals[d.arrival](d.key()) 
 
 // enters is how often the arrival makes a handler run.
 func (d death) enters() int {
-	before, after := effectsOf(d.cell.is), effectsOf(d.cell.after(d.arrival))
-	if before == after {
+	if d.cell.is.effects == d.cell.after(d.arrival).effects {
 		return 0
 	}
 	return 1
@@ -67,7 +66,7 @@ func (d death) acceptable(l *look) bool {
 			got.parked = append(got.parked, p)
 		}
 	}
-	return got.String() == want || d.cell.is == want && d.cell.name == "void" && got.String() == with(want, "dead action superseded")
+	return got.standing() == want || d.cell.is == want && d.cell.name == "void" && got.standing() == want.withParked("dead action superseded")
 }
 
 // each runs do for every death, a few at once.
@@ -126,7 +125,7 @@ func TestEveryCellKilledAtEveryPoint(t *testing.T) {
 				l := seen(got[d.key()])
 				want := d.enters() * max(1, lost)
 				if entries := l.entries + l.undos; !d.acceptable(l) || entries != want {
-					t.Errorf("%s: %q after %d entries, want %q after %d", d.key(), l, entries, d.cell.after(d.arrival), want)
+					t.Errorf("%s: %+v after %d entries, want %+v after %d", d.key(), l.standing(), entries, d.cell.after(d.arrival), want)
 				}
 			}
 		})
@@ -156,7 +155,7 @@ func TestEveryCellInTheCompanyOfADeath(t *testing.T) {
 				for _, d := range all {
 					l := seen(got[d.key()])
 					if entries := l.entries + l.undos; !d.acceptable(l) || entries < d.enters() || entries > 2*d.enters() {
-						t.Errorf("%s: %q after %d entries, want %q", d.key(), l, entries, d.cell.after(d.arrival))
+						t.Errorf("%s: %+v after %d entries, want %+v", d.key(), l.standing(), entries, d.cell.after(d.arrival))
 					}
 				}
 			})
@@ -181,8 +180,8 @@ func TestEveryCellWithAnErrorAtEveryPoint(t *testing.T) {
 			got := s.looks(t)
 			for _, d := range all {
 				l := seen(got[d.key()])
-				if want := settled(d.cell.after(d.arrival)); settled(l.String()) != want {
-					t.Errorf("%s: %q, want what settles as %q", d.key(), l, want)
+				if want := settled(d.cell.after(d.arrival)); settled(l.standing()) != want {
+					t.Errorf("%s: %+v, want what settles as %q", d.key(), l.standing(), want)
 				}
 			}
 		})
@@ -191,16 +190,16 @@ func TestEveryCellWithAnErrorAtEveryPoint(t *testing.T) {
 
 // settled is a look once everything that is parked has run, without what
 // dead letters there are: an error may add copies.
-func settled(look string) string {
-	state := strings.Fields(look)[0]
+func settled(s standing) string {
+	state, parkedBefore := s.state, func(message string) bool { return strings.Contains(s.parked, message) }
 	switch {
-	case strings.Contains(look, waitingUndo) && (strings.Contains(look, parkedAction) || state == "done"), state == "undoing":
+	case parkedBefore(waitingUndo) && (parkedBefore(parkedAction) || state == "done"), state == "undoing":
 		return "compensated act undo"
-	case strings.Contains(look, parkedAction):
+	case parkedBefore(parkedAction):
 		return "done act"
 	}
 	for _, verb := range []string{"act", "undo"} {
-		if strings.Contains(effectsOf(look), verb) {
+		if strings.Contains(s.effects, verb) {
 			state += " " + verb
 		}
 	}
@@ -215,7 +214,7 @@ func TestAClaimThatIsNotTakenBackAtOnce(t *testing.T) {
 	s := newStage(t, 1)
 	startArmed(t, s, childConfig{How: commits, Batch: 1, Lanes: 1}, "consumer/before-commit=error", identified(actionType, "k", 1))
 	l := seen(s.looks(t)["k"])
-	if got, want := l.String(), "dead | act 1 | dead action terminal"; got != want || l.attempts != 1 {
-		t.Errorf("%q after %d attempts, want %q after 1", got, l.attempts, want)
+	if got, want := l.standing(), (standing{"dead", "act 1", "dead action terminal"}); got != want || l.attempts != 1 {
+		t.Errorf("%+v after %d attempts, want %+v after 1", got, l.attempts, want)
 	}
 }

@@ -25,8 +25,8 @@ func TestAnOrderedActionDoesNotWaitForItsOwnCompensation(t *testing.T) {
 				again.Metadata.Set(outbox.PropertyRedelivered, "true")
 				s.deliver(t, always(end), again)
 				s.finish(t, always(succeeds))
-				if got, want := s.looks(t)["k"].String(), "compensated | act 1, undo 2 | "; got != want {
-					t.Errorf("%q, want %q", got, want)
+				if got, want := s.looks(t)["k"].standing(), (standing{state: "compensated", effects: "act 1, undo 2"}); got != want {
+					t.Errorf("%+v, want %+v", got, want)
 				}
 			})
 		}

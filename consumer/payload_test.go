@@ -11,8 +11,8 @@ func TestAnotherPayloadIsADeadLetterAlsoWhereTheActionIsSuperseded(t *testing.T)
 			t.Parallel()
 			s := newStage(t, batch)
 			s.deliver(t, always(succeeds), arrivals["action"]("k"), arrivals["compensation"]("k"), arrivals["other action"]("k"))
-			if got, want := s.looks(t)["k"].String(), "compensated | act 1, undo 2 | "+reusedAction; got != want {
-				t.Errorf("%q, want %q", got, want)
+			if got, want := s.looks(t)["k"].standing(), (standing{"compensated", "act 1, undo 2", reusedAction}); got != want {
+				t.Errorf("%+v, want %+v", got, want)
 			}
 		})
 	}

@@ -225,13 +225,36 @@ type look struct {
 	entries, undos int      // into the handlers
 }
 
-// String leaves out what depends on how often a process died.
-func (l look) String() string {
+// A standing is what can be seen of one key, without what depends on how often a process died.
+type standing struct {
+	state   string
+	effects string // separated by ", "
+	parked  string // "state kind reason" of each message, separated by "; "
+}
+
+func (l *look) standing() standing {
 	parked := make([]string, len(l.parked))
 	for i, p := range l.parked {
 		parked[i] = p[:strings.LastIndexByte(p, ' ')]
 	}
-	return fmt.Sprintf("%s | %s | %s", l.state, strings.Join(l.effects, ", "), strings.Join(parked, "; "))
+	return standing{l.state, strings.Join(l.effects, ", "), strings.Join(parked, "; ")}
+}
+
+// withParked returns s with one more parked message.
+func (s standing) withParked(message string) standing {
+	if s.parked != "" {
+		s.parked += "; "
+	}
+	s.parked += message
+	return s
+}
+
+// countEffects returns how many handlers have left their effect.
+func (s standing) countEffects() int {
+	if s.effects == "" {
+		return 0
+	}
+	return 1 + strings.Count(s.effects, ", ")
 }
 
 // looks returns what can be seen of every key. A state "absent" is no row.
