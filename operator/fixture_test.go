@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
+	gocmp "github.com/google/go-cmp/cmp"
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -109,6 +110,21 @@ func (f *fixture) row(t *testing.T) string {
 func (f *fixture) parked(t *testing.T) string {
 	t.Helper()
 	return strings.Join(f.texts(t, "SELECT concat_ws(' ', state, kind, reason, attempts) FROM {schema}.parked ORDER BY id"), "; ")
+}
+
+// stored is what a test compares after an event.
+type stored struct {
+	Row     string // "state attempts undo_attempts" of the inbox
+	Parked  string // the parked messages
+	Effects string // the committed work of handlers
+}
+
+// compareStored ends the test if the schema holds something other than want.
+func (f *fixture) compareStored(t *testing.T, want stored) {
+	t.Helper()
+	if diff := gocmp.Diff(want, stored{f.row(t), f.parked(t), f.effects(t)}); diff != "" {
+		t.Fatalf("stored, -want +got:\n%s", diff)
+	}
 }
 
 // due counts the parked messages that are due, or run: a consumer that has taken one keeps

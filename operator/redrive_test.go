@@ -237,13 +237,9 @@ func TestARedriveGivesAllAttempts(t *testing.T) {
 	handle(t, c, act("k"))
 	for range 2 {
 		f.runDue(t, c)
-		if got, want := f.row(t)+" | "+f.parked(t), "dead 2 0 | dead action attempts-exhausted 2"; got != want {
-			t.Fatalf("%q, want %q", got, want)
-		}
+		f.compareStored(t, stored{Row: "dead 2 0", Parked: "dead action attempts-exhausted 2"})
 		f.redriveID(t, 1)
-		if got, want := f.row(t)+" | "+f.parked(t), "retrying 2 0 | retrying action attempts-exhausted 0"; got != want {
-			t.Fatalf("%q, want %q", got, want)
-		}
+		f.compareStored(t, stored{Row: "retrying 2 0", Parked: "retrying action attempts-exhausted 0"})
 	}
 }
 
@@ -337,9 +333,7 @@ func TestTheCompensationOfARedrivenActionIsRedrivenToo(t *testing.T) {
 	failing := f.consumer(t, consumer.Options{}, f.step(func(context.Context, pgx.Tx, consumer.Message[payment], consumer.Emit) error { return errors.New("no") }, f.effect("refunded")))
 	handle(t, failing, act("k"), undo("k"))
 	f.runDue(t, f.c)
-	if got, want := f.row(t)+" | "+f.parked(t), "dead 2 0 | dead action terminal 2; dead compensation action-dead 0"; got != want {
-		t.Fatalf("built %q, want %q", got, want)
-	}
+	f.compareStored(t, stored{Row: "dead 2 0", Parked: "dead action terminal 2; dead compensation action-dead 0"})
 	why := ""
 	_, err := f.letters.Preview(t.Context(), Filter{IDs: []int64{1}}, nil, func(p Preview) error { why = p.Why; return nil })
 	if err != nil || why != whyUndone {
@@ -348,14 +342,10 @@ func TestTheCompensationOfARedrivenActionIsRedrivenToo(t *testing.T) {
 	f.redriveID(t, 1)
 	f.runAll(t)
 	f.working(t, undo("k"))
-	if got, want := f.row(t)+" | "+f.parked(t), "done 1 0 | dead compensation action-dead 0"; got != want {
-		t.Errorf("%q, want %q", got, want)
-	}
+	f.compareStored(t, stored{Row: "done 1 0", Parked: "dead compensation action-dead 0", Effects: "paid k 1"})
 	f.redriveID(t, 2)
 	f.runAll(t)
-	if got, want := f.row(t)+" | "+f.parked(t)+" | "+f.effects(t), "compensated 1 1 |  | paid k 1, refunded k 2"; got != want {
-		t.Errorf("in the end %q, want %q", got, want)
-	}
+	f.compareStored(t, stored{Row: "compensated 1 1", Effects: "paid k 1, refunded k 2"})
 }
 
 // The database's default for transactions is a stricter one. A redrive that waits
