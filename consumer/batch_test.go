@@ -89,7 +89,7 @@ func TestABatchIsOneTransaction(t *testing.T) {
 	}
 }
 
-// What has been there before is not run again, in whatever company.
+// A message that was already executed is not executed again as a member of a batch.
 func TestABatchKnowsWhatIsDone(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -478,9 +478,9 @@ func TestClaimsDoNotDeadlock(t *testing.T) {
 	}
 }
 
-// A step that somebody is at work on is waited for, and its row is read when he has
-// ended: what he has undone is not undone again.
-func TestAStepIsReadBehindWhoeverHasIt(t *testing.T) {
+// A claim waits for the transaction that has the step's row locked, and reads the row after it. A step that
+// this transaction has compensated is not compensated again.
+func TestAStepIsReadAfterItsLockIsReleased(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
 		msgs []*message.Message
@@ -516,7 +516,7 @@ func TestAStepIsReadBehindWhoeverHasIt(t *testing.T) {
 	}
 }
 
-// awaitLockOn waits until somebody waits for a row of table.
+// awaitLockOn waits until a transaction waits for a row of table.
 func (f *fixture) awaitLockOn(t *testing.T, table string) {
 	t.Helper()
 	limit := time.Now().Add(30 * time.Second)

@@ -154,8 +154,8 @@ func TestAHandlerSeesWhatItsSagaHasQueued(t *testing.T) {
 	}
 }
 
-// What a handler has queued for the next one of its saga fails, in each way that it
-// can. It costs the handler's own work and nothing else, and nobody another entry.
+// Statements that a handler has queued fail for the next handler of its saga, in each way that they can. Only
+// the work of the handler that queued them is lost, and no other handler is entered again.
 func TestWhatASagaHasQueuedFails(t *testing.T) {
 	t.Parallel()
 	for _, statement := range []string{"SELECT 1/length($1)", "INSERT INTO nowhere VALUES ($1)"} {

@@ -114,7 +114,7 @@ func TestTheBudgetOfCompensationsIsExactInBatches(t *testing.T) {
 // A message that kills its process is in the hands of a consumer with others,
 // before and behind it, in its lane and in another one. It kills as many
 // processes as the limit says and ends as a dead letter; every other message runs.
-func TestThoseInTheCompanyOfAKillerAreNoDeadLetters(t *testing.T) {
+func TestMessagesBesideAKillerBecomeNoDeadLetters(t *testing.T) {
 	t.Parallel()
 	for name, batch := range batchSizes {
 		for _, lanes := range []int{1, 4} {

@@ -134,7 +134,7 @@ func TestEveryCellKilledAtEveryPoint(t *testing.T) {
 
 // The same with all cells in the hands of the process that dies, so that those
 // that share its transaction, or wait for it, die with it.
-func TestEveryCellInTheCompanyOfADeath(t *testing.T) {
+func TestEveryCellBesideADeath(t *testing.T) {
 	t.Parallel()
 	for _, point := range crashPoints {
 		for hit := range 3 {

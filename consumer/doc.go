@@ -1,5 +1,5 @@
-// Package consumer runs the steps of sagas: local transactions that a message sets off. Each takes effect once, however
-// often its message arrives.
+// Package consumer runs the steps of sagas. A step is a local transaction that a message starts. It takes effect once,
+// regardless of how often its message is delivered.
 //
 // # How to begin
 //
@@ -66,8 +66,8 @@
 // A message that cannot be read (no key, no scope, unknown type, undecodable) is a dead letter at once, and never an
 // error. So is one that Options.Verify refuses, before anything in it is believed.
 //
-// Such a message leaves a service without an answer that waits for one. So does a compensation that found nothing to
-// undo. [Step.Unhandled] emits an answer in the transaction that records such an end.
+// Another service may wait for the answer to such a message, or to a compensation that found nothing to undo.
+// [Step.Unhandled] emits an answer in the transaction that records such an end.
 //
 // # Batches
 //

@@ -15,8 +15,8 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// A provider is somebody else's service. Its ledger has a line for each effect,
-// so that one that happened twice is seen.
+// A provider is an external service. Its ledger has a line for each effect, so that a test sees an effect that
+// happened twice.
 type provider struct {
 	url     string
 	honours bool // it answers a key that it knows without a second effect
@@ -108,7 +108,7 @@ func (p *provider) loseReply() {
 	p.lose = 1
 }
 
-// enter has the effect of a request happen that nobody waits for any more.
+// enter executes a request whose caller no longer waits for it.
 func (p *provider) enter(what string, d *Delivery) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

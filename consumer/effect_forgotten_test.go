@@ -82,8 +82,8 @@ func TestAForgottenEffectIsAskedFor(t *testing.T) {
 	}
 }
 
-// The call that was forgotten may have been under way when the database was lost. A
-// replayed message that finds nothing waits for it, as for one that nobody saw end.
+// The restored database may have forgotten a call that was under way. A replayed message that finds no result
+// waits for such a call.
 func TestAReplayedEffectWaitsForACallThatMayBeUnderWay(t *testing.T) {
 	t.Parallel()
 	for _, happens := range []bool{true, false} {
@@ -267,8 +267,7 @@ func TestAReplayedMessageWaitsAlsoIfItIsRedelivered(t *testing.T) {
 	p.checkAsked(t, 1)
 }
 
-// What a message in doubt waited for when it died is forgotten. Redriven, it waits as if
-// nobody had seen its last call end.
+// Redriving a message in doubt forgets how long it had waited. It waits for its last call in full.
 func TestARedrivenDoubtWaits(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -309,8 +308,7 @@ func TestAForgottenSecondAttemptIsAskedFor(t *testing.T) {
 	}
 }
 
-// The same where nobody has seen a call end, as its process has died: the wait for it is not
-// that for a message.
+// The same after the process died in its call: the wait is that for a call, not that for a message.
 func TestAQuestionThatFailsLeavesTheWaitForACallUnderWay(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -351,8 +349,7 @@ func TestAskingFirstCostsOneQuestion(t *testing.T) {
 	}
 }
 
-// A doubt that an attempt has left is settled by time alone, whoever sends its message
-// round again.
+// Only time settles the doubt that an attempt has left. A redrive of its message does not shorten the wait.
 func TestAskingFirstDoesNotHurryADoubt(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -397,7 +394,7 @@ func (f *fixture) redrive(t *testing.T, edit *DeskEdit) {
 	}
 }
 
-// Nobody can be asked without a verify: the provider's keys are relied on.
+// A replayed effect without a verify function is called again: the provider dedupes by its key.
 func TestAReplayedEffectWithoutAVerifyIsCalled(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)

@@ -229,9 +229,9 @@ func TestNothingFoundIsNotBelievedBeforeTheCallHasSettled(t *testing.T) {
 	}
 }
 
-// A process may have died at the beginning of its call or at the end of its
-// lease: nobody knows, so the call settles Settle after that.
-func TestACallThatNobodySawEndSettlesAfterItsLease(t *testing.T) {
+// A process may have died at the beginning of its call or at the end of its lease. So the call counts as
+// settled when Settle has passed after the lease.
+func TestACallWithAnUnknownEndSettlesAfterItsLease(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	p := newProvider(t, false)

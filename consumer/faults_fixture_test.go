@@ -231,7 +231,7 @@ func (y *yard) publish(t *testing.T, msgs []*message.Message) {
 	}
 }
 
-// expire lets the leases of parked messages run out, but for those whose handlers run.
+// expire lets the leases of parked messages run out, except those whose handlers run.
 func (y *yard) expire(t *testing.T) {
 	t.Helper()
 	y.exec(t, `UPDATE {schema}.parked SET due_at = clock_timestamp() WHERE id IN (
@@ -291,7 +291,7 @@ func (y *yard) comesTo(t *testing.T, want scene, said func() string) {
 	})
 }
 
-// empty waits until nobody has a message of the queue in hand, and none is in it.
+// empty waits until the queue holds no message, and no consumer has one of it in hand.
 func (y *yard) empty(t *testing.T) bool {
 	t.Helper()
 	waiting := 0

@@ -65,10 +65,9 @@ var ways = map[string][]way{
 // casesAtOnce bounds the processes, each with a few connections.
 const casesAtOnce = 4
 
-// Whatever strikes a consumer at any of its points, its message has its effect once,
-// and one receipt; it is acked, nobody holds a lock, and no handler was entered more
-// often than the fault accounts for. A process that hung while another took over
-// changes nothing when it wakes.
+// For each fault at each point of a consumer: the message has its effect once and leaves one receipt. It is
+// acked, no lock is left, and no handler was entered more often than the fault explains. A process that hung
+// while another took over changes nothing when it wakes.
 func TestFaultsOfAConsumer(t *testing.T) {
 	t.Parallel()
 	faulttest.Unreached(t, ways, "consumer")
@@ -85,8 +84,7 @@ func TestFaultsOfAConsumer(t *testing.T) {
 	}
 }
 
-// strike lets a process come to f on its way w, and sees to it that somebody finishes
-// what it has begun.
+// strike lets a process reach the point of f on its way w, and has another process finish its work.
 func (y *yard) strike(t *testing.T, f faulttest.Fault, w way) {
 	t.Helper()
 	if w.arrange != nil {
@@ -205,8 +203,7 @@ func isParkedBehind(t *testing.T, y *yard) {
 	y.consume(t, true, "undo k")
 }
 
-// isMended leaves a message that could not be read, and that an operator has mended
-// and sent round again.
+// isMended leaves an unreadable message that an operator has edited and redriven.
 func isMended(t *testing.T, y *yard) {
 	y.consume(t, false, "odd k")
 	id := y.letterID(t)

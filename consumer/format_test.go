@@ -72,9 +72,8 @@ func TestFormat1OnRabbitMQ(t *testing.T) {
 	}
 }
 
-// A reader of today reads what version 1 has written, also where that says so, and
-// keeps what a newer version, or nobody knows what, has written: as a dead letter of no
-// step, which the reader of tomorrow runs.
+// Today's reader reads messages of format 1, with or without the format header. It keeps messages of a newer or
+// unknown format as dead letters without a step, which a newer reader can run.
 func TestFormatVersions(t *testing.T) {
 	t.Parallel()
 	for version, want := range map[string]string{

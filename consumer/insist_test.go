@@ -15,8 +15,8 @@ import (
 	"github.com/sagamill/sagamill/outbox"
 )
 
-// A thousand deliveries are the broker's limit: at first a message is given back soon, to
-// whoever can decide about it, and later so seldom that an outage of hours does not use it up.
+// The broker delivers a message at most a thousand times. At first a message is given back soon, so that
+// another process can decide about it; later so seldom that an outage of hours does not use up the deliveries.
 func TestHowLongADeliveryIsTried(t *testing.T) {
 	t.Parallel()
 	config, err := pgconn.ParseConfig(pgtest.URL())

@@ -31,8 +31,8 @@ func (f *letterFixture) runAction(t *testing.T, c *Consumer) {
 	f.exec(t, "UPDATE {schema}.parked SET due_at = clock_timestamp()")
 }
 
-// undoneOnce fails unless the compensation that went round has undone the action,
-// and the other one is a dead letter.
+// undoneOnce fails unless the retrying compensation has undone the action, and the other compensation is a dead
+// letter.
 func (f *letterFixture) undoneOnce(t *testing.T, parked string) {
 	t.Helper()
 	f.runAll(t)
@@ -40,10 +40,9 @@ func (f *letterFixture) undoneOnce(t *testing.T, parked string) {
 	compareStored(t, want, stored{Row: f.row(t), Parked: f.parked(t), Effects: f.effects(t)})
 }
 
-// Another compensation than the one that goes round comes before either that or
-// the action has run. It is kept for a person, and the row does not take it for
-// the one that undoes the action.
-func TestAnotherCompensationThanTheOneThatGoesRoundIsADeadLetter(t *testing.T) {
+// A second compensation arrives before the retrying one, or the action, has run. It becomes a dead letter, and
+// the row does not take it for the compensation of the action.
+func TestACompensationBesideARetryingOneIsADeadLetter(t *testing.T) {
 	t.Parallel()
 	f := newLetterFixture(t)
 	f.redriven(t)
@@ -52,7 +51,7 @@ func TestAnotherCompensationThanTheOneThatGoesRoundIsADeadLetter(t *testing.T) {
 }
 
 // The action is done, so that the other compensation enters its handler, and fails.
-func TestAnotherCompensationThatFailsLeavesTheStepToTheOneThatGoesRound(t *testing.T) {
+func TestASecondCompensationThatFailsLeavesTheStepToTheRetryingOne(t *testing.T) {
 	t.Parallel()
 	f := newLetterFixture(t)
 	f.redriven(t)
@@ -67,7 +66,7 @@ func TestAnotherCompensationThatFailsLeavesTheStepToTheOneThatGoesRound(t *testi
 }
 
 // The same where the compensation is a call to another system: it is not made.
-func TestAnotherEffectThanTheOneThatGoesRoundIsNotCalled(t *testing.T) {
+func TestAnEffectBesideARetryingOneIsNotCalled(t *testing.T) {
 	t.Parallel()
 	f := newLetterFixture(t)
 	p := newProvider(t, true)
@@ -80,10 +79,9 @@ func TestAnotherEffectThanTheOneThatGoesRoundIsNotCalled(t *testing.T) {
 	compareStored(t, stored{Row: "compensated 1 1", Parked: "dead compensation key-reused 0", Calls: "refund / 1"}, stored{Row: f.row(t), Parked: f.parked(t), Calls: p.made()})
 }
 
-// A message that could not be read when it came goes round under the identity that
-// it was given, and has no row yet. Another one of that identity fails: the row that
-// it has claimed must not stay, for it says that the step is done.
-func TestAnotherActionThanTheOneThatGoesRoundLeavesNoRow(t *testing.T) {
+// An unreadable message was given an identity and is retrying, without a row yet. Another message of that
+// identity fails. The row that it claimed must not stay, because the row would say that the step is done.
+func TestAnActionBesideARetryingOneLeavesNoRow(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	var entries atomic.Int32

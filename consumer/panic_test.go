@@ -250,7 +250,7 @@ var callerRows = map[string]func(t *testing.T, f *fixture, c *charge){
 	},
 }
 
-func TestAPanicReachesWhoCalls(t *testing.T) {
+func TestAPanicReachesTheCallerOfHandle(t *testing.T) {
 	for name, call := range callerRows {
 		for way := range guardtest.Ways {
 			t.Run(name+"/"+way, func(t *testing.T) {

@@ -85,8 +85,8 @@ func v7(at time.Time) string {
 
 const day = 24 * time.Hour
 
-// Only rows go that are old, that nobody will move and that no parked message
-// needs, and the horizon rises over the last of them and no further.
+// A sweep removes only rows that are old, that no message will move and that no parked message needs. The
+// horizon rises to the last of them, and no further.
 func TestASweepRemovesWhatIsOver(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -222,7 +222,7 @@ func TestNothingIsRemovedAheadOfTheHorizon(t *testing.T) {
 	}
 }
 
-// The horizon never falls, whoever raises it.
+// The horizon never falls, regardless of which process raises it.
 func TestTheHorizonOnlyRises(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)

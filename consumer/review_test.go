@@ -21,8 +21,8 @@ import (
 
 var errNo = errors.New("no")
 
-// A parked message whose step is locked by somebody else goes back at once:
-// it costs no attempt and holds no worker.
+// A parked message whose step is locked by another transaction goes back at once. It costs no attempt and holds
+// no worker.
 func TestAParkedMessageOfABusyStepGoesBack(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -78,7 +78,7 @@ func TestTheBudgetCountsADuplicateOfAWaitingCompensation(t *testing.T) {
 	}
 }
 
-func TestAnotherCompensationThanTheWaitingOneIsADeadLetter(t *testing.T) {
+func TestACompensationBesideAWaitingOneIsADeadLetter(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	var acts atomic.Int32
@@ -149,7 +149,7 @@ func TestAHandlerThatEndsItsGoroutineDoesNotEndItsLane(t *testing.T) {
 	}
 }
 
-func TestRunReturnsAlthoughAHandlerIsDeaf(t *testing.T) {
+func TestRunReturnsAlthoughAHandlerIgnoresItsContext(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	entered, release := make(chan struct{}), make(chan struct{})

@@ -147,7 +147,7 @@ func TestDrainFinishesWhatHasBegunAndGivesBackTheRest(t *testing.T) {
 	}
 }
 
-// However long a handler runs, nobody else takes its parked message meanwhile.
+// However long a handler runs, no other worker takes its parked message meanwhile.
 func TestARunningParkedMessageIsNotTakenAgain(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)

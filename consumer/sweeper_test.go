@@ -280,7 +280,7 @@ func TestATurnOfASweeper(t *testing.T) {
 	}
 }
 
-// A row that somebody holds is passed over, and nobody waits.
+// A sweep skips a locked row, and makes no transaction wait.
 func TestASweepDoesNotWait(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)

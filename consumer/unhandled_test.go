@@ -243,7 +243,7 @@ func TestAnAnswerIsCompleted(t *testing.T) {
 	}
 }
 
-// An answer that cannot be given is none, and nothing goes round for it.
+// If the function that makes the answer fails, no answer is sent, and no message retries for it.
 func TestAnAnswerThatFails(t *testing.T) {
 	t.Parallel()
 	for name, unhandled := range map[string]func(Unhandled, Emit){

@@ -15,8 +15,8 @@ func (f *fixture) sendRound(t *testing.T, change string) {
 	f.exec(t, "UPDATE {schema}.parked SET state = 'retrying', due_at = clock_timestamp()"+change)
 }
 
-// A message that could not be read is read again when somebody sends it round, and
-// is a dead letter again, under the reason of now, if it still cannot be.
+// A redriven message that could not be read is read again. If it still cannot be read, it becomes a dead letter
+// again, for the present reason.
 func TestAMessageWithoutAnIdentityIsReadAgain(t *testing.T) {
 	t.Parallel()
 	const key = "k:process-payment"
@@ -57,9 +57,9 @@ func TestAMessageOfAnEffectIsReadAgain(t *testing.T) {
 	}
 }
 
-// Of two copies that turn out to be one message, the one that goes round already
-// wins, also if it is told of the identity between the other's reading and naming.
-func TestACopyThatGoesRoundWins(t *testing.T) {
+// Two copies turn out to be one message. The copy that is already retrying wins, also if it gets the identity
+// between the other copy's reading and naming.
+func TestARetryingCopyWins(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
 		other *message.Message
@@ -90,7 +90,7 @@ func TestACopyThatGoesRoundWins(t *testing.T) {
 	}
 }
 
-// Nobody but a consumer of its topic takes a message without an identity.
+// Only a consumer of its topic takes a message without an identity.
 func TestAMessageOfAnotherTopicIsLeftAlone(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -106,7 +106,7 @@ func TestAMessageOfAnotherTopicIsLeftAlone(t *testing.T) {
 	}
 }
 
-// A parked message is never run as another step's, whatever somebody makes of it.
+// A parked message never runs as another step's, regardless of how it was edited.
 func TestAParkedMessageKeepsItsStep(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)

@@ -80,7 +80,7 @@ func forgeries(genuine *message.Message) (all []*message.Message) {
 
 // However many forged messages come before and after the genuine one, under its id
 // and its key too, that one runs once, and each of them is a dead letter as it came.
-func TestAForgedMessageBlocksNobody(t *testing.T) {
+func TestAForgedMessageBlocksNoOther(t *testing.T) {
 	t.Parallel()
 	for name, deliver := range map[string]func(t *testing.T, f *letterFixture, msgs ...*message.Message){
 		"Handle": func(t *testing.T, f *letterFixture, msgs ...*message.Message) {
@@ -131,7 +131,7 @@ func TestAForgedMessageBlocksNobody(t *testing.T) {
 
 // A step does not answer for a message that is not believed, neither when it comes nor
 // when it is redriven: a forged command must not make a saga compensate.
-func TestNobodyAnswersForAForgedMessage(t *testing.T) {
+func TestAForgedMessageGetsNoAnswer(t *testing.T) {
 	t.Parallel()
 	for name, change := range map[string]func(msg *message.Message){
 		"unverified":     func(msg *message.Message) { delete(msg.Metadata, "x-proof"); msg.Payload = []byte("{") },

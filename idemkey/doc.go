@@ -1,6 +1,5 @@
-// Package idemkey makes HTTP handlers idempotent by the Idempotency-Key
-// header: for one scope and key, a request runs to a kept outcome once, and
-// every retry gets that outcome's bytes.
+// Package idemkey makes HTTP handlers idempotent by the Idempotency-Key header. For one scope and key, the
+// handler completes a request once, and every retry gets the bytes of the same response.
 //
 // # How to begin
 //
@@ -67,7 +66,7 @@
 // back and are kept, except those that depend on the caller or the moment (401 403 407 408
 // 409 421 423 425 429). Any other response, a panic and a timeout roll back and release
 // the key for the same request. The client gets no byte before the outcome is durable. A
-// goroutine that the handler has left behind can write no more: [ErrSettled].
+// goroutine that still runs after the handler has returned cannot write: it gets [ErrSettled].
 //
 // A handler may fail by [Fail], or by an error that it returns. A [*Problem] is the answer itself. Other errors
 // are answered with the result of Problems.MapError. Without one, a serialization failure or a deadlock is

@@ -64,8 +64,8 @@ func TestRevokedCaller(t *testing.T) {
 	}
 }
 
-// 3: a key of another tenant is as one that nobody has used: the same answer, and
-// the same calls of the store, which is never asked for another's scope.
+// 3: a key of another tenant looks like an unused key: the same answer, and the same calls of the store, which
+// is never asked for another's scope.
 func TestNoOracle(t *testing.T) {
 	t.Parallel()
 	probe := func(prepare func(t *testing.T, s *server)) (string, []idemkey.Identity) {

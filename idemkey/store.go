@@ -296,9 +296,8 @@ type Store interface {
 	Sweep(ctx context.Context, limit int) (int, error)
 }
 
-// A Finder is a Store that can decide a claim by the record alone. It claims
-// nothing and waits for nobody. It is not decided where the request would run:
-// there is no record, or one that may be taken over.
+// A Finder is a Store that can decide a claim by the record alone. It claims nothing and waits for no lock.
+// decided is false if the request would run: there is no record, or it may be taken over.
 type Finder interface {
 	Find(ctx context.Context, c Claim) (d Decision, decided bool, err error)
 }
@@ -314,7 +313,7 @@ type Execution interface {
 	// Commit makes the business writes and the record durable together. After
 	// nil both are. After [ErrNotStored] the handler's effects stand, without
 	// a record. After [ErrLeaseLost], [ErrTxConflict] and a [*CommitError] they
-	// are rolled back; after [ErrOutcomeUnknown] nobody knows yet.
+	// are rolled back; after [ErrOutcomeUnknown] the outcome is not known yet.
 	Commit(ctx context.Context, r Response) error
 
 	// Reject rolls the business writes back and keeps the response. After an

@@ -81,7 +81,7 @@ func (s set) migrateInTurn(ctx context.Context, conn *pgx.Conn, schema string, w
 		return fmt.Errorf("migrations: schema %s: %w", schema, err)
 	}
 	if err := awaitAdvisoryLock(ctx, conn, sqlschema.Bind(schema, sqlTakeTurn)); err != nil {
-		return fmt.Errorf("migrations: schema %s: wait for who migrates it: %w", schema, err)
+		return fmt.Errorf("migrations: schema %s: wait for another migration of it to end: %w", schema, err)
 	}
 	return s.withMigrator(ctx, conn, schema, wanted, func(m *migrate.Migrator) error {
 		s.patience.limitLockWaits(m, schema+"."+s.version)
@@ -94,7 +94,7 @@ func (s set) migrateInTurn(ctx context.Context, conn *pgx.Conn, schema string, w
 // runAsMigrator calls do while no other migrator works in the database.
 func runAsMigrator(ctx context.Context, conn *pgx.Conn, do func() error) error {
 	if err := awaitAdvisoryLock(ctx, conn, sqlTakeMigrator); err != nil {
-		return fmt.Errorf("wait for who migrates: %w", err)
+		return fmt.Errorf("wait for another migration to end: %w", err)
 	}
 	err := do()
 	if _, failed := conn.Exec(ctx, sqlGiveMigrator); err == nil {

@@ -91,7 +91,7 @@ func Up(ctx context.Context, databaseURL, schema string, parts ...Part) error {
 // version is kept in a table of that name in schema, next to sagamill's.
 func UpFrom(ctx context.Context, databaseURL, schema, table string, own fs.FS) error {
 	if err := sqlschema.Check(table); err != nil || table == versionTable {
-		return fmt.Errorf("migrations: version table %q cannot be used", table)
+		return fmt.Errorf("migrations: %q cannot be the version table: give a plain identifier other than sagamill's own table", table)
 	}
 	return newSet(own, table).migrateUp(ctx, databaseURL, schema, nil)
 }

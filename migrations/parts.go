@@ -192,4 +192,4 @@ const sqlReadState = `SELECT version, coalesce(to_jsonb(v) ->> 'parts', ''), coa
 const releaseMark = "sagamill migrations"
 
 // errPreRelease reports a schema without [releaseMark]. Its version counts migrations that this binary does not have.
-var errPreRelease = errors.New("the schema was made by a pre-release of sagamill, which numbered its migrations otherwise")
+var errPreRelease = errors.New("a pre-release of sagamill made this schema, with other migration numbers")

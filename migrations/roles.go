@@ -48,7 +48,7 @@ func Roles(w io.Writer, schema, prefix string, parts ...Part) error {
 	for _, name := range grantees {
 		role := prefix + "_" + name
 		if sqlschema.Check(role) != nil {
-			return fmt.Errorf("migrations: prefix %q makes no plain identifier of %q", prefix, role)
+			return fmt.Errorf("migrations: prefix %q and role %q together are no plain identifier: use another prefix", prefix, role)
 		}
 		roles = append(roles, role)
 	}

@@ -244,7 +244,7 @@ func TestEditsKeepTheFirstDigest(t *testing.T) {
 
 // Who has not said a name is the session's login, and what several transactions have done
 // has a row of each.
-func TestWhoHasDoneItIsInTheJournal(t *testing.T) {
+func TestTheJournalNamesThePerson(t *testing.T) {
 	t.Parallel()
 	f := newLetterFixture(t)
 	f.manyDead(t, 3)

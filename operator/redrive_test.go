@@ -119,7 +119,7 @@ func (f *letterFixture) holdStep(t *testing.T, key string) (release func()) {
 }
 
 // A letter whose step is locked blocks no other letter, and is redriven by the next call.
-func TestABusyStepHoldsUpNobody(t *testing.T) {
+func TestABusyStepDelaysNoOther(t *testing.T) {
 	t.Parallel()
 	f := newLetterFixture(t)
 	f.manyDead(t, 3)
@@ -348,8 +348,8 @@ func TestTheCompensationOfARedrivenActionIsRedrivenToo(t *testing.T) {
 	f.compareStored(t, stored{Row: "compensated 1 1", Effects: "paid k 1, refunded k 2"})
 }
 
-// The database's default for transactions is a stricter one. A redrive that waits
-// for a step sees what whoever held it has left behind.
+// The database's default isolation level is stricter. A redrive that waits for a step sees the changes of the
+// transaction that had the step locked.
 func TestARedriveDoesNotDependOnTheDefaultIsolation(t *testing.T) {
 	t.Parallel()
 	f := newLetterFixture(t)

@@ -150,9 +150,9 @@ func TestAFilterPicksDeadLetters(t *testing.T) {
 	}
 }
 
-// A redriven message has all its attempts again, keeps its id, and holds back
-// nobody, until the broker refuses it again.
-func TestARedrivenMessageGoesRoundAgain(t *testing.T) {
+// A redriven message has all its attempts again and keeps its id. It holds back no other message until the
+// broker refuses it again.
+func TestARedrivenMessageHasAllItsAttempts(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	ids := f.kill(t, "no queue", msg("k", "1"))
@@ -301,7 +301,7 @@ func TestADiscardedMessageIsNeverPublished(t *testing.T) {
 
 // What waits behind a released message goes out, in order, and what comes later
 // too, whether or not something was waiting.
-func TestAReleasedMessageHoldsBackNobody(t *testing.T) {
+func TestAReleasedMessageHoldsBackNoOther(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	f.broker.answer = func(p Publication) error {
@@ -366,8 +366,8 @@ func (f *fixture) refusal(t *testing.T) (Desk, DeadLetter) {
 	return d, refused[0]
 }
 
-// The relay tries a refused message again, and is refused, while somebody lists or
-// releases it: it is still there, and is the message that was named.
+// The relay tries a refused message again, and the broker refuses it, while an operator lists or releases it.
+// The message is still there, and is the one that the operator named.
 func TestReleaseFindsWhatWasJustRefusedAgain(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)

@@ -78,8 +78,8 @@ func TestADelayedMessageIsReplayed(t *testing.T) {
 	}
 }
 
-// A redriven message goes through the log as well. Whoever had it when its outcome was
-// not known goes by the time that it bears, which stays what it was.
+// A redriven message goes through the log as well, and keeps its time. A consumer that received it earlier, when its
+// outcome was unknown, relies on that time.
 func TestARedrivenMessageKeepsItsTime(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -173,8 +173,8 @@ func TestAMoveThatCommitsLate(t *testing.T) {
 	}
 }
 
-// A row that somebody has locked holds up neither the log, nor delayed messages for
-// longer than the lock, and does not change their order.
+// A locked row delays neither the log nor, after the lock ends, other delayed messages. It does not change
+// their order.
 func TestALockedDelayedMessage(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -249,7 +249,7 @@ func TestAMoveIsLimitedInBytes(t *testing.T) {
 	}
 }
 
-// Whatever JSON somebody has stored as headers, the messages behind it are moved.
+// Regardless of the JSON that is stored as headers, the messages behind it are moved.
 func TestHeadersOfAnyShapeAreMoved(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -270,7 +270,7 @@ func TestHeadersOfAnyShapeAreMoved(t *testing.T) {
 }
 
 // Two who move at the same time move each message once, in order.
-func TestTwoWhoMove(t *testing.T) {
+func TestTwoRelaysMoveDelayedMessages(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	f.delay(t, "k", "1", "2", "3")

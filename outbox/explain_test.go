@@ -163,8 +163,7 @@ func TestWhatIsPublishedCostsNothing(t *testing.T) {
 	}
 }
 
-// hold stores n held messages in a state, of keys of their own but for every
-// tenth, whose key is k.
+// hold stores n held messages in a state. Every tenth has the key k, each other one a separate key.
 func (f *fixture) hold(t *testing.T, n int, state, due string) {
 	t.Helper()
 	f.exec(t, `INSERT INTO {schema}.outbox_held (id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id, content_type, payload,

@@ -250,8 +250,8 @@ func (s *storm) relays(r *rand.Rand, stop <-chan struct{}) {
 	}
 }
 
-// depose ends the lease of whoever has it, who goes on until told, and loses
-// the relays' commits, or the answers to them, for a while.
+// depose ends the lease of the active relay, which continues until it notices. For a while it loses the relays'
+// commits, or the answers to them.
 func (s *storm) depose(r *rand.Rand, stop <-chan struct{}) {
 	for {
 		select {

@@ -75,8 +75,8 @@ func TestALeafIsNeverEmptiedOfAnUnpublishedMessage(t *testing.T) {
 	}
 }
 
-// A leaf is looked into when nobody writes to it any more, and not before: a
-// transaction that commits while its end is waited for keeps its message.
+// A leaf is checked only after the last transaction that writes to it has ended. A transaction that commits
+// during that wait keeps its message.
 func TestALeafIsLookedIntoBehindItsWriters(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -194,8 +194,7 @@ func TestPublishedMessagesAreKeptForTheRetention(t *testing.T) {
 	eventually(t, "the old ones are gone", func() bool { return f.count(t, "outbox") == 0 })
 }
 
-// A snapshot that somebody holds keeps nothing from being emptied, and nothing
-// dies that it might see: there is no bloat.
+// An open snapshot does not keep leaves from being emptied, and leaves no dead rows: there is no bloat.
 func TestAHeldSnapshotCausesNoBloat(t *testing.T) {
 	t.Parallel()
 	pool, schema := pgtest.NewSchema(t) // whose statistics are of this test alone
@@ -261,8 +260,7 @@ func TestABackupDoesNotHoldUpTheRelay(t *testing.T) {
 	eventually(t, "the leaves are emptied afterwards", func() bool { return f.empty(t, 0, 1, 2, 3) })
 }
 
-// Emptying a leaf does not wait for somebody who uses it: whoever wants to write
-// to it would wait behind.
+// Emptying a leaf does not wait for a transaction that uses it, because writers would wait behind it.
 func TestALeafInUseIsLeftAloneAtOnce(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)

@@ -42,8 +42,8 @@ func TestAZombieOfATimerChangesNothing(t *testing.T) {
 	}
 }
 
-// That a timer has failed is noted only of the instance as it was claimed, and only by
-// whoever has claimed it last.
+// A timer's failure is noted only if the instance is unchanged since its claim, and only by the process that
+// claimed it last.
 func TestAnOvertakenTimerPostponesNothing(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
@@ -66,8 +66,8 @@ func TestAnOvertakenTimerPostponesNothing(t *testing.T) {
 	}
 }
 
-// A timer waits for whoever has the instance locked, and sees then that it has moved:
-// it has not begun anything meanwhile.
+// A timer waits for the transaction that has the instance locked, and then sees that the instance has moved. It
+// has begun nothing meanwhile.
 func TestATimerTakesTurnsWithOthers(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
@@ -105,7 +105,7 @@ func (s *site) row(key string) string {
 // An instance whose timer kills its process does so as often as there are tries, and
 // then is stuck. Those whose time has come with it are not held up by it for longer
 // than a lease, nor stuck.
-func TestATimerThatKillsTakesNobodyWithIt(t *testing.T) {
+func TestATimerThatKillsItsProcessCostsNoOtherInstance(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
 	s.participate()
@@ -142,8 +142,8 @@ func TestATimerThatKillsTakesNobodyWithIt(t *testing.T) {
 	}
 }
 
-// Nobody answers: whoever looks after the instance may die over it, too.
-func TestWhoLooksAfterSilentInstancesDies(t *testing.T) {
+// No participant answers, and the process whose timer handles the instance dies over it.
+func TestTheTimerOfASilentInstanceKillsItsProcess(t *testing.T) {
 	t.Parallel()
 	for _, point := range []string{"saga/before-timer-commit", "saga/after-timer-commit"} {
 		t.Run(point, func(t *testing.T) {
@@ -164,7 +164,7 @@ func TestWhoLooksAfterSilentInstancesDies(t *testing.T) {
 
 // A local step that kills the process that handles the reply before it does so a
 // few times, and then is a timer's: the instance is stuck in the end, others go on.
-func TestALocalStepThatKillsTakesNobodyWithIt(t *testing.T) {
+func TestALocalStepThatKillsItsProcessCostsNoOtherInstance(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
 	s.participate()

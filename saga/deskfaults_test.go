@@ -51,8 +51,8 @@ func (d *desk) lend(t *testing.T) *desk {
 	return &desk{place: p, n: d.n}
 }
 
-// Start is the caller's transaction. Wherever its process is struck in it, and
-// whoever else starts the saga meanwhile, there is one instance, and it runs to its end.
+// Start is the caller's transaction. At whichever point its process is struck, and whichever process starts the
+// saga meanwhile, there is one instance, and it runs to its end.
 func TestFaultsOfAStart(t *testing.T) {
 	t.Parallel()
 	desks := faulttest.NewStock(desksAtOnce, func() *desk { return newFaultDesk(t) })

@@ -1,5 +1,5 @@
-// Package saga runs business transactions that span several services. A definition says which steps there are and
-// what undoes each. An orchestrator sends the commands, takes the replies, and compensates if it has to.
+// Package saga runs business transactions that span several services. A definition lists the steps and the
+// compensation of each. An orchestrator sends the commands, takes the replies, and compensates after a failure.
 //
 //	Starter.Start ── the caller's transaction ─► row in the table saga, first commands in the outbox
 //	relay ─► broker ─► participant: its inbox, its work, its reply in its outbox
@@ -41,7 +41,7 @@
 // step behind the pivot, or a compensation, has used up its attempts, was given up by its participant, or has had no
 // reply for [Options].Patience. A late reply frees it, as the verbs of an operator do.
 //
-// Choreographed sagas need none of this: there, steps of package consumer follow each other's messages.
+// Choreographed sagas do not need this package. Their steps run in package consumer and follow each other's messages.
 //
 // # Stations
 //

@@ -175,8 +175,7 @@ func (s *site) queued() (waiting, consumers int) {
 	return waiting, consumers
 }
 
-// strike lets what is begun go on in a process that f strikes, and sees to it that
-// somebody finishes it.
+// strike lets work continue in a process that f strikes, and has another process finish it.
 func (s *site) strike(f faulttest.Fault, finished func()) {
 	s.t.Helper()
 	first := s.child(f, childConfig{})

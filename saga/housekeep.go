@@ -29,7 +29,7 @@ const (
 // errNotSilent rolls back a transaction that found no silent step.
 var errNotSilent = errors.New("saga: not silent")
 
-// A housekeeper makes steps stuck that nobody answers, and removes instances that ended long ago.
+// A housekeeper marks steps without an answer as stuck, and removes instances that ended long ago.
 type housekeeper struct {
 	db        *pgxpool.Pool
 	sql       *statements

@@ -17,8 +17,7 @@ func contextOf(t *testing.T) (context.Context, context.CancelFunc) {
 	return context.WithCancel(t.Context())
 }
 
-// A step that nobody answers does not wait unseen for ever, and a late reply lets
-// the saga go on.
+// A step without an answer becomes stuck, and a late reply frees the saga.
 func TestASilentStepIsStuckAndALateReplyFreesIt(t *testing.T) {
 	t.Parallel()
 	p := newPlace(t)
@@ -148,7 +147,7 @@ func (p *place) startWithout(kind, n string, state tour) {
 	p.relay.Wake()
 }
 
-// An instance that is silent by right is not locked to see that, and holds up nobody.
+// Housekeeping does not lock an instance that waits with good reason, and so delays no other transaction.
 func TestADeadlineThatIsLongerThanPatience(t *testing.T) {
 	t.Parallel()
 	p := newPlace(t)

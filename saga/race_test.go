@@ -172,7 +172,7 @@ func (s *site) did(key string) []string {
 	return all
 }
 
-// Somebody has an instance locked, as a verb has: others do not wait for it.
+// A transaction has an instance locked, as a verb does. Other instances do not wait for it.
 func TestALockedInstanceHoldsUpNoOther(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)

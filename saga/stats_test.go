@@ -33,8 +33,8 @@ func put(t *testing.T, pool *pgxpool.Pool, schema string, all ...instanceAt) {
 	}
 }
 
-// Live instances are counted by status, nested ones too, and those that have ended are not; and it is told for how long
-// somebody has been waited for.
+// Live instances are counted by status, with nested ones and without ended ones. Stats also say how long the
+// oldest wait for a reply is.
 func TestStats(t *testing.T) {
 	t.Parallel()
 	pool, schema := pgtest.Schema(t)

@@ -15,8 +15,8 @@ import (
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
 )
 
-// What is due and is somebody else's does not have the table read over and over: an
-// instance that is locked, and one of a version that is not registered here.
+// Instances that are due, but locked or of a version that is not registered here, do not make an orchestrator
+// read the table over and over.
 func TestWhatIsDueElsewhereIsNotPolledHot(t *testing.T) {
 	t.Parallel()
 	const poll, passes = 100 * time.Millisecond, 4
@@ -75,7 +75,7 @@ func TestWhatIsDueElsewhereIsNotPolledHot(t *testing.T) {
 	}
 }
 
-// An instance is claimed for longer the more often that has come to nothing.
+// The claim of an instance is longer after each failed attempt.
 func TestHowLongAnInstanceIsClaimed(t *testing.T) {
 	t.Parallel()
 	db, schema := pgtest.Schema(t)

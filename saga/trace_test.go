@@ -27,7 +27,7 @@ func TestAnInstanceIsOneTrace(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
 		item   string
-		silent bool // nobody books hotels, until a person has it that nobody will
+		silent bool // no participant books hotels, and an operator decides about that step
 		want   string
 	}{
 		"completed": {item: "x", want: `begin
@@ -63,8 +63,8 @@ func TestAnInstanceIsOneTrace(t *testing.T) {
 	}
 }
 
-// traced begins an instance of a trip in a trace, all of whose spans the recorder has. Unless
-// somebody books hotels, a person has it that nobody will.
+// traced begins an instance of a trip in a trace, and the recorder has all its spans. If silent, no
+// participant books hotels, and an operator rejects that step.
 func (p *place) traced(item string, silent bool) *tracetest.SpanRecorder {
 	p.t.Helper()
 	recorder := tracetest.NewSpanRecorder()

@@ -79,7 +79,7 @@ func TestRunRefusesWhatItCannotFinish(t *testing.T) {
 	}
 }
 
-// A manifest says what a binary can finish, to whoever deploys it.
+// A manifest tells the person who deploys a binary which instances the binary can finish.
 func TestAManifestIsCheckedAgainstWhatIsLive(t *testing.T) {
 	t.Parallel()
 	p := newPlace(t)
@@ -119,9 +119,8 @@ func TestAManifestIsCheckedAgainstWhatIsLive(t *testing.T) {
 	}
 }
 
-// A plan was changed without raising its version, and instances of the new one begin
-// while the old one is orchestrated. Those are not taken for the old one's: they wait for
-// an orchestrator that has their plan, and whoever asks is told.
+// A plan was changed without a new version, and instances of the changed plan begin while the old plan is
+// orchestrated. They wait for an orchestrator that has their plan, and the check names them.
 func TestAPlanThatWasChangedIsNotTakenForTheOld(t *testing.T) {
 	t.Parallel()
 	p := newPlace(t)

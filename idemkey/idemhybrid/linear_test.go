@@ -136,7 +136,7 @@ func (w *weather) blow(t *testing.T, losses ...redistest.Loss) {
 	})
 }
 
-// unlock deletes locks, whoever has them.
+// unlock deletes locks, regardless of their owner.
 func (w *weather) unlock(ctx context.Context) {
 	for backoff.Sleep(ctx, unlockPause) == nil {
 		keys := w.direct.Scan(ctx, 0, w.prefix+"*", 1000).Iterator()

@@ -139,7 +139,7 @@ func (f *fixture) crash(t testing.TB, id idemkey.Identity, exec idemkey.Executio
 
 func (f *fixture) lockKey(id idemkey.Identity) string { return rediskey.Of(f.opts.Prefix, id) }
 
-// unlock lets the lock lapse, whoever has it.
+// unlock lets the lock lapse, regardless of its owner.
 func (f *fixture) unlock(t testing.TB, id idemkey.Identity) {
 	t.Helper()
 	if err := f.redis.Del(t.Context(), f.lockKey(id)).Err(); err != nil {

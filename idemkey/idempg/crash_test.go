@@ -284,9 +284,9 @@ func (b *before) TraceQueryStart(ctx context.Context, _ *pgx.Conn, q pgx.TraceQu
 
 func (*before) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
 
-// The claim's commit is asynchronous, so that a crash of the server may take it back. Who
-// then looks for a COMMIT of which nothing was heard finds no record. The request has not
-// had its effect, and nobody else is at work on it: it must not say so.
+// The claim's commit is asynchronous, so a crash of the server may undo it. A look for a COMMIT without an
+// answer then finds no record. The request had no effect and no other request runs: the answer must not say
+// that one does.
 func TestAClaimThatTheServerHasLost(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {

@@ -8,8 +8,7 @@ import (
 	"github.com/sagamill/sagamill/idemkey/idemkeytest"
 )
 
-// Find says what Begin would, but for a request that would run, and changes
-// nothing.
+// Find returns the answer of Begin, except for a request that would run, and changes nothing.
 func TestFind(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t, Options{})

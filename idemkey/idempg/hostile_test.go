@@ -265,9 +265,8 @@ func (f *fixture) collide(id idemkey.Identity) idemkey.Identity {
 	return other
 }
 
-// hang lets a retry of c, which is completed, hang in its claim until end: a leased one behind
-// whoever has changed the row and not committed. An inline one never waits: then
-// somebody has its lock.
+// hang keeps a retry of c, which is completed, in its claim until end. A leased retry waits for a transaction
+// that changed the row and has not committed. An inline one never waits; then another transaction has its lock.
 func (f *fixture) hang(t *testing.T, c idemkey.Claim, mode ClaimMode) (end func()) {
 	t.Helper()
 	tx, err := f.pool.Begin(t.Context())

@@ -105,7 +105,7 @@ func TestAPanicInAHookOfThePoolHoldsNothing(t *testing.T) {
 	}
 }
 
-// A second end of an execution does nothing to a connection that is somebody else's by then.
+// Ending an execution twice does nothing to its connection, which another user may have by then.
 func TestReleaseAfterCommitTouchesNoConnection(t *testing.T) {
 	t.Parallel()
 	for name, mode := range map[string]ClaimMode{"leased": ClaimLeased, "inline": ClaimInline} {

@@ -142,8 +142,8 @@ func (*statements) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndDa
 // instance is what tells two problems apart that are alike.
 var instance = regexp.MustCompile(`urn:uuid:[0-9a-f-]+`)
 
-// 3: a key of another tenant is as one that nobody has used: the same answers, by the
-// same statements. How long they take is not compared.
+// 3: a key of another tenant looks like an unused key: the same answers, by the same statements. How long they
+// take is not compared.
 func TestNoOracleInPostgreSQL(t *testing.T) {
 	t.Parallel()
 	for name, mode := range map[string]ClaimMode{"leased": ClaimLeased, "inline": ClaimInline} {

@@ -328,7 +328,7 @@ func TestTakeOver(t *testing.T) {
 	claim("expired", second.token, 1, 1)
 }
 
-// A lapsed owner may renew for as long as nobody else has taken over.
+// A lapsed owner may renew until another request has taken over.
 func TestRenew(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)

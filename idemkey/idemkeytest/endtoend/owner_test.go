@@ -52,9 +52,8 @@ func (w *world) lease(key string) (owner string, end time.Time) {
 	return owner, time.UnixMilli(ms)
 }
 
-// When the owner is killed, its key is in flight until the lease lapses. Then it
-// runs again, unless that was declared to be dangerous: then it is asked what
-// became of it, or nobody knows.
+// When the owner is killed, its key is in flight until the lease lapses. Then the request runs again. If a
+// second run was declared dangerous, Recover is asked for the outcome, which may stay unknown.
 func TestKilledOwner(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
@@ -109,8 +108,8 @@ func (w *world) killOwner(set func(*config), want string, runs bool) {
 	w.effects("k", effects)
 }
 
-// An owner on Redis that hung for longer than its lease has been overtaken: its
-// client hears what it did, nobody else does, and the observer is told.
+// An owner on Redis that hung for longer than its lease has been overtaken. Its client gets its response, no
+// other client does, and the observer is told.
 func TestStalledOwnerRedis(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, onRedis)
@@ -148,8 +147,8 @@ func TestOvertakenWhileRunning(t *testing.T) {
 	a.outcome(event{idemkey.ResultFirst, idemkey.OutcomeLost})
 }
 
-// In front of Postgres nobody overtakes an owner that has its row, whatever became
-// of its lock and its lease.
+// With Postgres no request overtakes an owner that has its row locked, regardless of the lock in Redis and the
+// lease.
 func TestStalledOwnerHybrid(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, onHybrid)
@@ -236,8 +235,7 @@ func TestSaveFails(t *testing.T) {
 	}
 }
 
-// The hybrid's response is kept without Redis, and replayed past the lock that
-// nobody could free.
+// The hybrid stores its response without Redis, and replays it despite the lock that could not be freed.
 func TestSaveWithoutLock(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, onHybrid)

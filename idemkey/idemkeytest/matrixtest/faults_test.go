@@ -135,8 +135,8 @@ func (c *cell) ended(want idemkey.Outcome) {
 	}
 }
 
-// lapsed waits for the short grace to be over, since nobody can change a locked
-// row, and lets a lock in Redis go.
+// lapsed waits until the short grace is over, because a locked row cannot be changed, and frees a lock in
+// Redis.
 func (c *cell) lapsed() {
 	c.Helper()
 	if c.direct.redis != nil {
