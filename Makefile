@@ -57,7 +57,7 @@ services: bin/with ## find or start PostgreSQL, RabbitMQ, Redis and NATS, print 
 # What takes minutes by itself is for make verify: the packages in LONG, and the tests named like SLOW, which start
 # and kill RabbitMQ nodes. A PKG or a RUN leaves out nothing.
 ifeq ($(PKG) $(RUN),./... .)
-LONG ?= /internal/(suites|tools/devservices)(/|$$)
+LONG ?= /(internal/(suites|tools/devservices)|idemkeytest/matrixtest)(/|$$)
 SLOW ?= ^TestPrivateBroker
 endif
 
