@@ -72,7 +72,8 @@ func (n *Node) Sync() error {
 }
 
 // Eval evaluates Erlang expressions, without the full stop, in the node and returns the value of the last
-// one. If Erlang has its C interface, it takes some ten milliseconds, else a second.
+// one. If Erlang has its C interface, it takes some ten milliseconds, else a second. Like rabbitmqctl it waits
+// for a node that accepts connections, but whose application is not running yet.
 func (n *Node) Eval(expressions string) (string, error) {
 	call, lookErr := exec.LookPath("erl_call")
 	cookie, readErr := os.ReadFile(n.cookieFile())
@@ -80,17 +81,31 @@ func (n *Node) Eval(expressions string) (string, error) {
 		out, err := n.Ctl("eval", expressions+".")
 		return strings.TrimSpace(out), err
 	}
-	// A bad expression is not an error of erl_call: the value says that it is good.
-	out, err := n.runTool(strings.NewReader(fmt.Sprintf("{evaluated,begin %s end}.\n", expressions)), call, "-sname", n.name, "-c", strings.TrimSpace(string(cookie)), "-e")
-	value, good := strings.CutPrefix(strings.TrimSpace(out), "{ok, {evaluated,")
-	if err == nil && !good {
-		err = errors.New("it cannot be evaluated")
+	evaluate := func(expressions string) (value, out string, err error) {
+		out, err = n.runTool(strings.NewReader(fmt.Sprintf("{evaluated,begin %s end}.\n", expressions)), call, "-sname", n.name, "-c", strings.TrimSpace(string(cookie)), "-e")
+		value, good := strings.CutPrefix(strings.TrimSpace(out), "{ok, {evaluated,")
+		if err == nil && !good { // a bad expression is not an error of erl_call
+			err = errors.New("it cannot be evaluated")
+		}
+		return strings.TrimSpace(strings.TrimSuffix(value, "}}")), out, err
 	}
-	if err != nil {
+	for deadline := time.Now().Add(ctlTimeout); ; {
+		value, out, err := evaluate(expressions)
+		if err == nil {
+			return value, nil
+		}
+		if strings.Contains(out, noProcess) && time.Now().Before(deadline) {
+			if running, _, err := evaluate("rabbit:is_running()"); err == nil && running == "false" {
+				continue
+			}
+		}
 		return "", fmt.Errorf("rabbitnode: evaluate %s: %w: %s", expressions, err, out)
 	}
-	return strings.TrimSpace(strings.TrimSuffix(value, "}}")), nil
 }
+
+// noProcess is Erlang's error for a call of a process that does not exist, such as one of an application that is not
+// running.
+const noProcess = "noproc"
 
 // Ctl runs a command of rabbitmqctl on the node and returns its output.
 func (n *Node) Ctl(args ...string) (string, error) { return n.CtlWith("", args...) }
