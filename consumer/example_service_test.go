@@ -16,8 +16,8 @@ import (
 	"github.com/sagamill/sagamill/rabbitmq"
 )
 
-// A service that takes part in a saga, as README.md has it: its tables, its queues, its
-// relay, and one step that can be undone.
+// A service that is wired by hand: its tables, its queues, its relay, and one step that can be undone. sagamill.New
+// does all of it from one Config.
 func Example_service() {
 	type Order struct{ Amount int64 }
 	charge := func(ctx context.Context, tx pgx.Tx, in consumer.Message[Order], emit consumer.Emit) error {

@@ -118,6 +118,12 @@ type Message[T any] struct {
 // declare the queue of every service that listens first. Emit may not be called after the handler has returned.
 type Emit func(msgs ...outbox.Message)
 
+// JSON emits one message with v in JSON as its payload. A v that JSON cannot express makes the handled message a dead
+// letter: see [outbox.JSON].
+func (e Emit) JSON(topic, step string, v any) {
+	e(outbox.Message{Topic: topic, Step: step, Payload: outbox.JSON(v)})
+}
+
 // A Delivery is all that is known of a message besides its body.
 type Delivery struct {
 	ID, Topic, Type string

@@ -11,6 +11,7 @@ import (
 	"github.com/sagamill/sagamill/internal/backoff"
 	"github.com/sagamill/sagamill/internal/guard"
 	"github.com/sagamill/sagamill/internal/pgaway"
+	"github.com/sagamill/sagamill/outbox"
 )
 
 // ErrTerminal marks an error that no further attempt can change.
@@ -42,13 +43,18 @@ func (e *PanicError) Error() string {
 	return fmt.Sprintf("consumer: the handler panicked: %v", e.Value)
 }
 
-// callGuarded returns the error of do, which calls a function of the user. A panic is a [PanicError].
+// callGuarded returns the error of do, which calls a function of the user. A panic is a [PanicError]. It is
+// [Terminal] if its value is an [outbox.ErrInvalid], as that of [outbox.JSON]: no attempt makes the message valid.
 func callGuarded(do func() error) error {
 	err := guard.Call(do)
-	if panicked, ok := err.(*guard.PanicError); ok {
-		return (*PanicError)(panicked)
+	panicked, ok := err.(*guard.PanicError)
+	if !ok {
+		return err
 	}
-	return err
+	if cause, ok := panicked.Value.(error); ok && errors.Is(cause, outbox.ErrInvalid) {
+		return Terminal((*PanicError)(panicked))
+	}
+	return (*PanicError)(panicked)
 }
 
 // MaxRetryAfter is the longest wait that a handler can ask for.

@@ -32,6 +32,17 @@ func Example() {
 	}
 }
 
+// A service that applies its migrations in a deployment only checks them at its start.
+func ExampleVersionFrom() {
+	applied, known, err := migrations.VersionFrom(context.Background(), os.Getenv("DATABASE_URL"), "order_service", "order_version", folder)
+	if err != nil {
+		log.Fatal(err)
+	}
+	if applied < known {
+		log.Fatalf("the tables are at version %d, this program needs %d", applied, known)
+	}
+}
+
 // A service that keeps idempotency records, and nothing else of this module. It sends
 // messages later, and so adds the outbox.
 func ExampleUp() {

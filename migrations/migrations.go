@@ -90,10 +90,18 @@ func Up(ctx context.Context, databaseURL, schema string, parts ...Part) error {
 // of own, named 001_name.sql and so on, which may use {{.schema}}. Their
 // version is kept in a table of that name in schema, next to sagamill's.
 func UpFrom(ctx context.Context, databaseURL, schema, table string, own fs.FS) error {
+	if err := checkOwnTable(table); err != nil {
+		return err
+	}
+	return newSet(own, table).migrateUp(ctx, databaseURL, schema, nil)
+}
+
+// checkOwnTable returns an error if table cannot keep the version of a service's own migrations.
+func checkOwnTable(table string) error {
 	if err := sqlschema.Check(table); err != nil || table == versionTable {
 		return fmt.Errorf("migrations: %q cannot be the version table: give a plain identifier other than sagamill's own table", table)
 	}
-	return newSet(own, table).migrateUp(ctx, databaseURL, schema, nil)
+	return nil
 }
 
 // migrateUp applies the migrations of s. Migrations other than sagamill's have no parts.
@@ -163,15 +171,34 @@ func Newest() int32 {
 // Version returns the number of the last migration applied to schema, 0 if none was, and the number of
 // [Newest].
 func Version(ctx context.Context, databaseURL, schema string) (applied, known int32, err error) {
-	err = sagamill.withConnection(ctx, databaseURL, schema, func(conn *pgx.Conn, schema string) error {
-		at, err := sagamill.readState(ctx, conn, schema)
+	applied, err = sagamill.readVersion(ctx, databaseURL, schema)
+	return applied, Newest(), err
+}
+
+// VersionFrom is [Version] for a service's own migrations, with the table and the files that [UpFrom] gets.
+func VersionFrom(ctx context.Context, databaseURL, schema, table string, own fs.FS) (applied, known int32, err error) {
+	if err := checkOwnTable(table); err != nil {
+		return 0, 0, err
+	}
+	files, err := migrate.FindMigrations(own)
+	if err != nil {
+		return 0, 0, fmt.Errorf("migrations: load for schema %s: %w", schema, err)
+	}
+	applied, err = newSet(own, table).readVersion(ctx, databaseURL, schema)
+	return applied, int32(len(files)), err
+}
+
+// readVersion returns the number of the last migration of s that was applied, 0 if none was.
+func (s set) readVersion(ctx context.Context, databaseURL, schema string) (applied int32, err error) {
+	err = s.withConnection(ctx, databaseURL, schema, func(conn *pgx.Conn, schema string) error {
+		at, err := s.readState(ctx, conn, schema)
 		if isNeverMigrated(err) {
 			return nil
 		}
 		applied = at.version
 		return err
 	})
-	return applied, Newest(), err
+	return applied, err
 }
 
 // isNeverMigrated reports that the schema has no version, or no version table.

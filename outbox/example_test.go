@@ -48,7 +48,7 @@ func ExampleFromWatermill() {
 	must(pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error {
 		// The business rows go here.
 		return messages.Write(ctx, tx, outbox.Message{
-			Topic: "order.created", Scope: "acme", Key: "order-7", Step: "process-payment", Payload: []byte(`{"item":"book"}`),
+			Topic: "order.created", Scope: "acme", Key: "order-7", Step: "process-payment", Payload: outbox.JSON(map[string]string{"item": "book"}),
 		})
 	}))
 	relay.Wake()

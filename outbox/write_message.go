@@ -1,6 +1,7 @@
 package outbox
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"strings"
@@ -106,6 +107,17 @@ type Message struct {
 	// Delay: the message is published no sooner than this long after its insert. It counts as
 	// written when it is due, which is its timestamp. Default: 0.
 	Delay time.Duration
+}
+
+// JSON returns v in JSON, as [Message].Payload. If that is impossible, as for a channel or a NaN, it panics with an
+// [ErrInvalid]. In a step the message that is being handled then becomes a dead letter, since no further attempt would
+// change it. In an HTTP handler behind package idemkey the transaction rolls back, and the key is released.
+func JSON(v any) []byte {
+	payload, err := json.Marshal(v)
+	if err != nil {
+		panic(fmt.Errorf("%w: payload: %w", ErrInvalid, err))
+	}
+	return payload
 }
 
 // NoIncarnation, as a Message's Incarnation, says that its saga has none.

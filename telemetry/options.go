@@ -56,3 +56,13 @@ func (o *Options) withDefaults() Options {
 	filled.Attributes = slices.Clone(filled.Attributes)
 	return filled
 }
+
+// WithAttribute returns a copy of o, which may be nil, with one more of Attributes.
+func (o *Options) WithAttribute(name, value string) *Options {
+	with := Options{}
+	if o != nil {
+		with = *o
+	}
+	with.Attributes = append(slices.Clone(with.Attributes), attribute.String(name, value))
+	return &with
+}

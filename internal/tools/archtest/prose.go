@@ -11,33 +11,29 @@ import (
 	"strings"
 )
 
-// The service in README.md, and the compiled Example with the same code.
+// The program of which README.md shows all but the imports, and how long its main may be.
 const (
-	serviceExample = "consumer/example_service_test.go"
-	exampleStart   = "\nfunc Example_service() {\n"
-	readmeStart    = "```go\nfunc main() {\n"
-	exampleLines   = 40
+	quickstart = "examples/quickstart/main.go"
+	shownFrom  = "\n//go:embed "
+	mainStart  = "\nfunc main() {\n"
+	mainLines  = 25
 )
 
-// checkReadme returns the differences between the service in readme and the body of the Example, which
-// compiles. It also checks that the service is no longer than readme says.
-func checkReadme(readme, example string) []string {
-	_, shown, found := strings.Cut(readme, readmeStart)
-	shown, _, closed := strings.Cut(shown, "\n}\n```\n")
-	if !found || !closed {
-		return []string{"README.md: shows no service"}
-	}
-	_, compiled, found := strings.Cut(example, exampleStart)
-	compiled, _, closed = strings.Cut(compiled, "\n}\n")
-	if !found || !closed {
-		return []string{serviceExample + ": there is no Example_service"}
+// checkReadme returns the differences between the program in readme and the quick start, which is compiled and run. It
+// also checks the length of main.
+func checkReadme(readme, program string) []string {
+	_, compiled, found := strings.Cut(program, shownFrom)
+	_, body, hasMain := strings.Cut(compiled, mainStart)
+	body, _, closed := strings.Cut(body, "\n}\n")
+	if !found || !hasMain || !closed {
+		return []string{quickstart + ": no main behind a line with " + strings.TrimSpace(shownFrom)}
 	}
 	var wrong []string
-	if shown != compiled {
-		wrong = append(wrong, "README.md: the service is not the body of Example_service in "+serviceExample)
+	if !strings.Contains(readme, "```go"+shownFrom+compiled+"```\n") {
+		wrong = append(wrong, "README.md: does not show "+quickstart)
 	}
-	if lines := strings.Count(shown, "\n") + 3; lines > exampleLines {
-		wrong = append(wrong, fmt.Sprintf("README.md: the service has %d lines, want at most %d", lines, exampleLines))
+	if lines := strings.Count(body, "\n") + 3; lines > mainLines {
+		wrong = append(wrong, fmt.Sprintf("%s: main has %d lines, want at most %d", quickstart, lines, mainLines))
 	}
 	return wrong
 }

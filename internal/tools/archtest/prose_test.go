@@ -7,14 +7,14 @@ import (
 	"testing"
 )
 
-// The service in README.md is the compiled one.
+// The program in README.md is the quick start.
 func TestReadme(t *testing.T) {
 	t.Parallel()
 	readme, err := os.ReadFile(filepath.Join(root, "README.md"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	example, err := os.ReadFile(filepath.Join(root, serviceExample))
+	example, err := os.ReadFile(filepath.Join(root, quickstart))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -25,15 +25,16 @@ func TestReadme(t *testing.T) {
 
 func TestCheckReadme(t *testing.T) {
 	t.Parallel()
-	example := "package p\n\nfunc Example_service() {\n\ta()\n\tb()\n}\n"
-	for name, tt := range map[string]struct{ readme, example, want string }{
-		"the same":    {"text\n```go\nfunc main() {\n\ta()\n\tb()\n}\n```\n", example, ""},
-		"another":     {"```go\nfunc main() {\n\ta()\n}\n```\n", example, "not the body"},
-		"none":        {"```go\na()\n```\n", example, "shows no service"},
-		"no Example":  {"```go\nfunc main() {\n\ta()\n}\n```\n", "package p\n", "no Example_service"},
-		"a long tale": {"```go\nfunc main() {\n" + strings.Repeat("\ta()\n", 50) + "}\n```\n", example, "has 52 lines"},
+	program := "package main\n\n//go:embed tables\nvar t embed.FS\n\nfunc main() {\n\ta()\n}\n"
+	shown := strings.TrimPrefix(program, "package main\n\n")
+	long := strings.Replace(program, "\ta()\n", strings.Repeat("\ta()\n", 50), 1)
+	for name, tt := range map[string]struct{ readme, program, want string }{
+		"the same":    {"text\n```go\n" + shown + "```\n", program, ""},
+		"another":     {"```go\n" + strings.Replace(shown, "a()", "b()", 1) + "```\n", program, "does not show"},
+		"no main":     {"```go\n" + shown + "```\n", "package main\n", "no main"},
+		"a long tale": {"```go\n" + strings.TrimPrefix(long, "package main\n\n") + "```\n", long, "has 52 lines"},
 	} {
-		got := strings.Join(checkReadme(tt.readme, tt.example), "\n")
+		got := strings.Join(checkReadme(tt.readme, tt.program), "\n")
 		if (tt.want == "") != (got == "") || !strings.Contains(got, tt.want) {
 			t.Errorf("%s: %q, want %q", name, got, tt.want)
 		}

@@ -17,6 +17,11 @@ import (
 //     listen on loopback by default. With another address they warn that every caller that
 //     reaches it may read the ledger.
 var routes = map[string]string{
+	". GET /healthz":                                              "probe",
+	". GET /metrics":                                              "probe",
+	". GET /readyz":                                               "probe",
+	"examples/quickstart GET /":                                   "probe",
+	"examples/quickstart POST /orders":                            "simulated", // its tenant is a header
 	"examples/internal/demo GET /healthz":                         "probe",
 	"examples/internal/demo GET /metrics":                         "probe",
 	"examples/internal/demo GET /readyz":                          "probe",
@@ -36,10 +41,10 @@ var routes = map[string]string{
 	"examples/trip-saga/internal/trip POST /trips":                "principal",
 }
 
-// serving are the trees whose product files may listen: programs of the examples, tools that measure and
-// break them, and proxies of tests.
+// serving are the trees whose product files may listen: the root package, which runs the HTTP server of a service,
+// programs of the examples, tools that measure and break them, and proxies of tests.
 var serving = []string{
-	"examples", "bench", "chaos",
+	rootPackage, "examples", "bench", "chaos",
 	"internal/testing/certtest", "internal/testing/commitloss", "internal/tools/devservices", "internal/testing/proctest", "internal/testing/rabbitcluster", "internal/testing/rabbitnode", "internal/testing/rabbittest", "internal/testing/redistest",
 }
 

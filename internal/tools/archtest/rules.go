@@ -40,7 +40,7 @@ var rules = []rule{
 // longest matching tree counts. Test files may import what compiles: a test of
 // the outbox needs a broker.
 var layers = map[string][]string{
-	".":                  {},
+	".":                  {"idemkey", "outbox", "consumer", "saga", "rabbitmq", "inproc", "migrations", "telemetry"},
 	"migrations":         {},
 	"idemkey":            {},
 	"idemkey/idemredis":  {"idemkey"},
@@ -53,6 +53,7 @@ var layers = map[string][]string{
 	"signing":            {"outbox"},
 	"inproc":             {"outbox"},
 	"telemetry":          {"idemkey", "outbox", "consumer", "saga"},
+	promexport:           {"telemetry"},
 	"sagatest":           {"outbox", "consumer", "saga"},
 	"cmd":                {"*"},
 	"examples":           {"*"},
@@ -172,14 +173,24 @@ func checkCore(f *file) []string {
 // frameworks are foreign trees, each with the packages that alone may import it. Only users import those
 // packages, so that a user without gin does not compile gin.
 var frameworks = map[string][]string{
-	"github.com/gin-gonic/gin": {"idemkey/idemgin"},
-	"github.com/labstack/echo": {"idemkey/idemecho"},
-	"go.opentelemetry.io/otel": {"telemetry"},
+	"github.com/gin-gonic/gin":            {"idemkey/idemgin"},
+	"github.com/labstack/echo":            {"idemkey/idemecho"},
+	"go.opentelemetry.io/otel":            {"telemetry", promexport},
+	"go.opentelemetry.io/otel/sdk":        {promexport}, // an adapter uses the API
+	"github.com/prometheus/client_golang": {promexport},
 }
 
-// checkFrameworks keeps those trees, and the packages that import them, out of all other packages. Examples
-// and commands count as users.
+// promexport sets up OpenTelemetry for users who have not. The package of the module's root runs a whole service, and
+// uses it as a program of a user would.
+const (
+	promexport  = "telemetry/promexport"
+	rootPackage = "."
+)
+
+// checkFrameworks keeps those trees, and the packages that import them, out of all other packages. Examples,
+// commands and the root package count as users.
 func checkFrameworks(f *file) []string {
+	user := f.packagePath() == rootPackage
 	if f.isTest() || isWithin(f.packagePath(), "examples") || isWithin(f.packagePath(), "cmd") {
 		return nil
 	}
@@ -190,13 +201,14 @@ func checkFrameworks(f *file) []string {
 				return isWithin(name, tree)
 			})...)
 		}
+		if user || slices.Contains(leaves, f.packagePath()) {
+			continue
+		}
 		wrong = append(wrong, f.importing("a leaf is for users", func(name string) bool {
-			return slices.ContainsFunc(leaves, func(leaf string) bool { return leaf != f.packagePath() && isWithin(name, module+"/"+leaf) })
+			return slices.ContainsFunc(leaves, func(leaf string) bool { return isWithin(name, module+"/"+leaf) })
 		})...)
 	}
-	return append(wrong, f.importing("an adapter uses the API; the SDK is for tests", func(name string) bool {
-		return isWithin(name, "go.opentelemetry.io/otel/sdk")
-	})...)
+	return wrong
 }
 
 // redisPackages are the packages for the stores on Redis, and redisUsers the packages that may import them.
