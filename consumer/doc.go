@@ -14,7 +14,7 @@
 // # The stations of a delivery
 //
 // A delivery goes through four stations. Each is a type with a file, or with some files of its name. A station calls
-// those behind it and none before it. consumer.go makes them; options.go and step*.go are what a user sets.
+// later stations only. consumer.go makes them; options.go and step*.go are what a user sets.
 //
 // Route (route.go): the router puts a delivery on the board, by headers that are not verified yet. A lane takes a load
 // of deliveries from the board. The deliveries of one scope and key are in one lane at a time, in their order.
@@ -52,6 +52,7 @@
 //	compensated               superseded                    duplicate
 //	retrying (parked)         duplicate: the copy wins      waits its turn, or cancels it → void
 //	dead                      duplicate: the copy wins      dead letter, or → void
+//	open (attempt counted)    run → done                    waits for the action; void if no attempt was counted
 //	undoing, undo-dead        duplicate                     duplicate: the copy wins
 //
 // The same identity with another payload is a dead letter (key-reused).

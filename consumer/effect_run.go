@@ -45,7 +45,7 @@ var (
 type effectCall struct {
 	parked    parkedCopy
 	doubt     bool          // an earlier attempt may have had the effect
-	unsettled time.Duration // how long yet verify's "nothing" says nothing; not positive: it is believed
+	unsettled time.Duration // time until a not-found answer of verify is trusted; 0 or less: now
 	until     time.Time     // the lease's end, or somewhat before it
 }
 
@@ -55,7 +55,7 @@ type callResult struct {
 	err       error
 	doubt     bool          // it may have had the effect; of no meaning without err
 	unsettled time.Duration // positive: only asked, too early; come back then
-	rest      time.Duration // of a question that failed: how long yet "nothing" says nothing
+	rest      time.Duration // of a question that failed: time until a not-found answer is trusted
 }
 
 // hasVerify reports whether verify can answer for an attempt in doubt.

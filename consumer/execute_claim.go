@@ -125,7 +125,7 @@ var errVanished = errors.New("consumer: a row of the inbox was removed while it 
 // A claim is what a transaction knows of the step's row. openTransaction begins with a new one. lockRow and lockLeased
 // keep xid and behind: recordLostAttempt reopens the claim of the transaction before.
 type claim struct {
-	older  bool   // the row was there before the transaction, or is to be moved
+	older  bool   // the row existed before, or says open: it must be updated at the end
 	found  cell   // the row as the claim found it
 	xid    uint32 // of the transaction, in which rows that it inserted have their xmin
 	behind bool   // the step is ordered, and an earlier message of the key is parked

@@ -71,7 +71,7 @@ func (e parkedError) Unwrap() []error { return []error{ErrParked, e.err} }
 
 // Park wraps err so that the message becomes a dead letter at once, as by [Terminal], for another reason: the
 // message is fine, but a person must look before the handler goes on, such as at a payment over a limit. The attempt
-// is not counted: a redriven message has as many left as before. nil stays nil.
+// is not counted. A redrive gives the message all its attempts again. nil stays nil.
 func Park(err error) error {
 	if err == nil {
 		return nil

@@ -28,7 +28,7 @@ type Instance struct {
 	Parent   string // name of the saga around it
 	Status   saga.Status
 	Reason   string // why it compensates or is stuck; or the error that keeps an orchestrator from continuing
-	Tries    int    // attempts of orchestrators to continue that have not ended
+	Tries    int    // timer attempts since the instance last moved, failed ones included
 
 	StartedAt time.Time
 	UpdatedAt time.Time // the last change

@@ -10,7 +10,7 @@ import (
 // the process is suspended in the transaction, the server ends the session after 30 s and releases the lock.
 const sqlBeginDecision = `BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL idle_in_transaction_session_timeout = '30s'`
 
-// listedColumns are the columns of an instance, as scanInstance reads them.
+// listedColumns are the columns of an instance, as scanListed reads them.
 const listedColumns = `scope, key, path, id, root, name, version, coalesce(parent, ''), status, reason, tries,
 	started_at, updated_at, due_at, ended_at`
 

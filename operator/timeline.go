@@ -86,7 +86,7 @@ type Timeline struct {
 	Fault        string // the error that keeps orchestrators from continuing; "": none. They retry until they give up
 
 	// PlanProblem says why the plan is not known; "": it is. Without the plan, steps have no names,
-	// and of the fields below Steps only Journal, At and State are set.
+	// and Fault, Deadline, Next, Undo and UndoNothing are empty.
 	PlanProblem string
 	Steps       []TimelineStep // in the plan's order
 	Deadline    time.Time      // of the saga as a whole; zero: none any more

@@ -23,7 +23,7 @@ const (
 	published         // confirmed and not returned
 	refused           // by the broker, or by the relay on its behalf
 	queued            // not sent: an earlier message of its key is held
-	skipped           // a held message that was not sent, for the same reason
+	skipped           // stays held: not sent, as its key is held by an earlier one, or sent with an unknown outcome
 	deferred          // its topic takes no messages at present
 )
 

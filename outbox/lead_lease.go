@@ -265,8 +265,8 @@ UPDATE {schema}.outbox_relay
 SET epoch = $1, holder = $2, lease_until = clock_timestamp() + $3 * interval '1 microsecond'`
 
 // sqlBeginTenure goes with sqlTakeLease. The table is unlogged: a crash of the server removes
-// its row, and with it the tenure. The server then gives out transaction ids again whose end
-// the relay has seen and the disk has not.
+// its row, and with it the tenure. After a crash the server may reuse transaction ids. The relay
+// may have seen these as ended, but they never reached the disk.
 const sqlBeginTenure = `
 WITH before AS (DELETE FROM {schema}.outbox_tenure)
 INSERT INTO {schema}.outbox_tenure (epoch) VALUES ($1)`
@@ -291,8 +291,8 @@ const sqlFence = `
 SELECT epoch FROM {schema}.outbox_relay
 WHERE epoch = $1 AND EXISTS (SELECT FROM {schema}.outbox_tenure WHERE epoch = $1) FOR SHARE`
 
-// sqlLockSoon makes the transaction give up a lock. Waiting for it would make all later
-// sessions queue up behind the relay.
+// sqlLockSoon limits the wait of the transaction for a lock. If the relay waited longer, later
+// sessions would queue up behind it.
 const sqlLockSoon = `SELECT set_config('lock_timeout', $1, true)`
 
 // lockPatience is how long a statement after sqlLockSoon waits for a lock, and the relay with

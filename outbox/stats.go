@@ -112,7 +112,7 @@ type Counters struct {
 	Queued      uint64 // messages that were held behind a refused or deferred one
 	Deferred    uint64 // times that a message was kept aside because its topic took none
 	Stalled     int    // topics that this relay keeps aside now; 0 after a start, until it has tried them
-	Unavailable uint64 // calls of the Publisher without an answer for some message
+	Unavailable uint64 // calls of the Publisher in which some message was neither published nor refused; deferred messages count
 
 	// Confirm is how long calls of the Publisher took: until every message of the call was confirmed
 	// or refused, or the relay gave it up.

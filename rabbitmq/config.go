@@ -181,8 +181,8 @@ func (t *quorumTopology) BuildTopology(ch *amqp.Channel, params wamqp.BuildTopol
 //
 // It waits for a broker that is away until ctx ends. It returns at once if the
 // broker refuses, as it does when a queue exists with other arguments; a wrong
-// password is one after the third login in a row that it cut short, after some ten
-// seconds. An error of a login names user, host and virtual host. What
+// password is reported after the broker has cut three logins in a row, which takes some
+// ten seconds. An error of a login names user, host and virtual host. What
 // was declared before an error or a crash stays; calling again is harmless,
 // and so are concurrent calls. With [ConfigOptions].Passive it declares nothing,
 // and waits until everything but the bindings is there.

@@ -71,7 +71,7 @@ func (s *subscription) receiveDeliveries(intake, work context.Context, e *epoch)
 	}
 }
 
-// nextSelection returns what receive waits for: a delivery where there is room, and the handover of
+// nextSelection returns what receiveDeliveries waits for: a delivery where there is room, and the handover of
 // next, if there is one.
 func (s *subscription) nextSelection(e *epoch, next *item, room bool) (in <-chan amqp.Delivery, out chan<- *message.Message, msg *message.Message) {
 	if next != nil {

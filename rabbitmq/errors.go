@@ -88,7 +88,7 @@ func hasCode(err error, code int) bool {
 
 // isPermanent reports whether no retry can mend err: the broker knows us and
 // refuses, or the queue exists with other arguments. Of several brokers each has to
-// refuse, because another one may come back. See [cutAtLogin].
+// refuse, because another one may come back. See [isCutAtLogin].
 func isPermanent(err error) bool {
 	return !slices.ContainsFunc(addressErrors(err), func(err error) bool { return !refusesForGood(err) })
 }

@@ -327,8 +327,8 @@ func (s *Subscriber) stateOf(topic string) *topicState {
 // has cancelled one: it does so when the queue is deleted, with what the queue holds. A
 // subscription is not served while the broker is away, while its queue is missing, with
 // [ConfigOptions].Passive, and for a moment when it is renewed. One whose quorum queue loses its
-// majority counts as served until it has been idle for TopologyInterval. Both are false and 0
-// of a topic to which there was none.
+// majority counts as served until it has been idle for TopologyInterval. For a topic
+// that never had a subscription it returns false and 0.
 //
 // A queue that is deleted and declared again at once cancels nothing in some versions of
 // RabbitMQ: the subscription is renewed when it has been idle for TopologyInterval, and

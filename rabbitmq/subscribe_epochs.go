@@ -54,7 +54,7 @@ func (s *Subscriber) newSubscription(topic string) *subscription {
 const stallTimeout = 3 * time.Second
 
 // startFirstEpoch connects for the first time and then runs. began gets the result of the first
-// connection, unless left is closed before: then start goes on whatever it is.
+// connection, unless left is closed before: then startFirstEpoch continues despite an error.
 func (s *subscription) startFirstEpoch(intake, base context.Context, began chan<- error, left <-chan struct{}) {
 	defer s.link.closeLink()
 	first, err := s.connectEpoch(intake)

@@ -325,8 +325,8 @@ func (p *Part) inspectPart(ctx context.Context, c *conn) error {
 	return p.explainFailure("look for", err)
 }
 
-// unbindPart lets nothing more into a queue. A binding or an exchange that is not there is
-// none.
+// unbindPart lets nothing more into a queue. A missing binding or
+// exchange is no error.
 func (p *Part) unbindPart(ctx context.Context, c *conn) error {
 	if !p.Found || p.Deleted || p.from == "" {
 		return nil

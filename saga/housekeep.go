@@ -181,7 +181,7 @@ func (h *housekeeper) awaitsNested(ctx context.Context, db sagarow.Querier, at s
 	return !old || !ended && (!undo || p.Revoke), err
 }
 
-// removeEnded removes instances that ended before Retention, with the decisions about them.
+// removeEnded removes instances that ended longer ago than Retention, with the decisions about them.
 func (h *housekeeper) removeEnded(ctx context.Context) error {
 	for {
 		n, err := h.removeOneBatch(ctx)

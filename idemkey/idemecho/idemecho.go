@@ -83,7 +83,7 @@ func passageOf(ctx context.Context) (p *passage, ok bool) {
 
 // serveCovered runs the next handler: on the buffer if the request is covered, else unchanged.
 func serveCovered(w http.ResponseWriter, r *http.Request) {
-	p, _ := passageOf(r.Context())                // request has put it there
+	p, _ := passageOf(r.Context())                // requestOf has put it there
 	if w == http.ResponseWriter(p.c.Response()) { // not covered
 		p.covered = false
 		p.err = p.next(p.c)

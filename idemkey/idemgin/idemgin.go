@@ -81,7 +81,7 @@ func passageOf(ctx context.Context) (p *passage, ok bool) {
 
 // serveCovered runs the handlers after Handler: on the buffer if the request is covered, else unchanged.
 func serveCovered(w http.ResponseWriter, r *http.Request) {
-	p, _ := passageOf(r.Context()) // request has put it there
+	p, _ := passageOf(r.Context()) // requestOf has put it there
 	p.ran = true
 	if _, untouched := w.(gin.ResponseWriter); untouched { // the buffer is none
 		p.covered = false
