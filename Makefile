@@ -1,5 +1,5 @@
 # What a newcomer runs. Nothing but Go is needed: services are found or started
-# (internal/tools/devservices says in which order), tools come through tools.mod.
+# (internal/devservices says in which order), tools come through tools.mod.
 
 GO ?= go
 ifeq ($(shell command -v $(GO) 2>/dev/null),)
@@ -54,11 +54,11 @@ chaos: bin/chaos ## run both examples under every fault and judge what is left, 
 services: bin/with ## find or start PostgreSQL, RabbitMQ, Redis and NATS, print their URLs, hold them until Ctrl-C
 	@bin/with
 
-# What takes minutes by itself is for make verify: the packages in LONG, and the tests named like SLOW, which start
-# and kill RabbitMQ nodes. A PKG or a RUN leaves out nothing.
+# What takes minutes by itself is for make verify: the packages in LONG, and the tests named like SLOW. Those start and
+# kill RabbitMQ nodes, or kill a process at each failpoint. A PKG or a RUN leaves out nothing.
 ifeq ($(PKG) $(RUN),./... .)
-LONG ?= /(internal/(suites|tools/devservices)|idemkeytest/matrixtest)(/|$$)
-SLOW ?= ^TestPrivateBroker
+LONG ?= /(internal/(suites|devservices|tools/with)|idemkeytest/matrixtest)(/|$$)
+SLOW ?= ^Test(PrivateBroker|FaultsOf|EveryFailpoint)
 endif
 
 test: bin/with ## run the tests and a brief chaos; PKG=./outbox/... for some, RUN=TestEveryCell for one
@@ -77,7 +77,7 @@ long-packages:
 	@$(MAKE) --no-print-directory tests PKG="$$($(GO) list ./... | grep -E '$(LONG)' | xargs) ./internal/suites/relaytargets"
 
 slow-tests:
-	@$(MAKE) --no-print-directory tests RUN='$(SLOW)' PKG="$$(grep -rl --include='*_test.go' 'func $(SLOW:^%=%)' . | xargs -n 1 dirname | sort -u | xargs)"
+	@$(MAKE) --no-print-directory tests RUN='$(SLOW)' PKG="$$(grep -rlE --include='*_test.go' 'func $(SLOW:^%=%)' . | xargs -n 1 dirname | sort -u | xargs)"
 
 test-postgres: bin/with ## run the tests on private servers of PostgreSQL PG=14, 15, 16, 17 or 18; PKG and RUN narrow them as above
 	@test -n '$(PG)' || { echo 'make test-postgres: say which version, as PG=14' >&2; exit 1; }
@@ -194,7 +194,7 @@ fmt: ## format all Go files
 # Built, not `go run`: that would not pass a SIGTERM on, and what it had started
 # would live on.
 bin/with: FORCE
-	@$(GO) build -o $@ ./internal/tools/devservices/with
+	@$(GO) build -o $@ ./internal/tools/with
 
 bin/mutate: FORCE
 	@$(GO) build -o $@ ./internal/tools/mutate/run

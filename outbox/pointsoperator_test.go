@@ -21,10 +21,10 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/sagamill/sagamill/internal/devservices"
 	"github.com/sagamill/sagamill/internal/failpoint"
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
 	"github.com/sagamill/sagamill/internal/testing/proctest"
-	"github.com/sagamill/sagamill/internal/tools/devservices"
 	"github.com/sagamill/sagamill/operator"
 	"github.com/sagamill/sagamill/outbox"
 )

@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"github.com/sagamill/sagamill/bench/internal/target"
-	"github.com/sagamill/sagamill/internal/tools/devservices"
+	"github.com/sagamill/sagamill/internal/devservices"
 )
 
 // A bench is one run of the program.

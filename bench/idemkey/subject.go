@@ -14,7 +14,7 @@ import (
 
 	"github.com/sagamill/sagamill/idemkey"
 	"github.com/sagamill/sagamill/idemkey/idempg"
-	"github.com/sagamill/sagamill/internal/tools/devservices"
+	"github.com/sagamill/sagamill/internal/devservices"
 	"github.com/sagamill/sagamill/migrations"
 )
 

@@ -1,5 +1,8 @@
 // Command sagamill is the operator's command.
 //
+//	sagamill init                    write a new service into a directory
+//	sagamill dev                     find or start PostgreSQL and RabbitMQ, and hold them
+//
 //	sagamill migrate up              create or update the tables
 //	sagamill migrate print           print the SQL, for people who apply it themselves
 //	sagamill migrate roles           print the SQL of database roles with the rights that each process needs
@@ -76,6 +79,7 @@ import (
 	"github.com/sagamill/sagamill/cmd/sagamill/internal/broker"
 	"github.com/sagamill/sagamill/cmd/sagamill/internal/cli"
 	"github.com/sagamill/sagamill/cmd/sagamill/internal/dead"
+	"github.com/sagamill/sagamill/cmd/sagamill/internal/dev"
 	"github.com/sagamill/sagamill/cmd/sagamill/internal/journal"
 	"github.com/sagamill/sagamill/cmd/sagamill/internal/migrate"
 	"github.com/sagamill/sagamill/cmd/sagamill/internal/outboxes"
@@ -86,7 +90,7 @@ import (
 )
 
 func listCommands() []cli.Command {
-	return slices.Concat(migrate.Commands(), outboxes.Commands(), dead.Commands(), replay.Commands(), journal.Commands(), sagas.Commands(), why.Commands(), broker.Commands(), version.Commands())
+	return slices.Concat(dev.Commands(), migrate.Commands(), outboxes.Commands(), dead.Commands(), replay.Commands(), journal.Commands(), sagas.Commands(), why.Commands(), broker.Commands(), version.Commands())
 }
 
 func main() {

@@ -75,7 +75,7 @@ func TestHelp(t *testing.T) {
 		out  string // "": nothing is printed there
 		err  string
 	}{
-		{"help", 0, "usage:\n  sagamill migrate up ", ""},
+		{"help", 0, "usage:\n  sagamill init ", ""},
 		{"-h", 0, "usage:", ""},
 		{"--help", 0, "usage:", ""},
 		{"help dead", 0, "usage:\n  sagamill dead list", ""},

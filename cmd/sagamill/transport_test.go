@@ -15,10 +15,10 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/sagamill/sagamill/internal/devservices"
 	"github.com/sagamill/sagamill/internal/plaintext"
 	"github.com/sagamill/sagamill/internal/testing/certtest"
 	"github.com/sagamill/sagamill/internal/testing/needtest"
-	"github.com/sagamill/sagamill/internal/tools/devservices"
 )
 
 // password is that of the test's users.

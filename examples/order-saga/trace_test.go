@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"github.com/sagamill/sagamill/internal/backoff"
-	"github.com/sagamill/sagamill/internal/tools/devservices"
+	"github.com/sagamill/sagamill/internal/devservices"
 )
 
 // A lines is a writer that tests wait for.

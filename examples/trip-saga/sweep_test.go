@@ -7,7 +7,7 @@ import (
 
 	"github.com/sagamill/sagamill/consumer"
 	"github.com/sagamill/sagamill/examples/internal/demo"
-	"github.com/sagamill/sagamill/internal/tools/devservices"
+	"github.com/sagamill/sagamill/internal/devservices"
 )
 
 // A service that runs for long removes what is old, of its inbox too.

@@ -7,8 +7,8 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/sagamill/sagamill/internal/devservices"
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
-	"github.com/sagamill/sagamill/internal/tools/devservices"
 	"github.com/sagamill/sagamill/migrations"
 )
 

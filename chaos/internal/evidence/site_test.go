@@ -17,9 +17,9 @@ import (
 
 	"github.com/sagamill/sagamill/chaos/internal/record"
 	"github.com/sagamill/sagamill/internal/backoff"
+	"github.com/sagamill/sagamill/internal/devservices"
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
 	"github.com/sagamill/sagamill/internal/testing/rabbittest"
-	"github.com/sagamill/sagamill/internal/tools/devservices"
 )
 
 const startTimeout = 60 * time.Second

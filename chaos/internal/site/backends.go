@@ -15,6 +15,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/sagamill/sagamill/chaos/internal/record"
+	"github.com/sagamill/sagamill/internal/devservices"
 	"github.com/sagamill/sagamill/internal/testing/rabbitnode"
 )
 
@@ -33,7 +34,7 @@ type database struct {
 
 // openPostgres starts PostgreSQL. The returned end stops it and is valid also after an error.
 func (s *Site) openPostgres(ctx context.Context) (end func() error, err error) {
-	ports, err := freePorts(1)
+	ports, err := devservices.FreePorts(1)
 	if err != nil {
 		return nil, err
 	}

@@ -7,7 +7,7 @@ import (
 	"sync/atomic"
 	"syscall"
 
-	"github.com/sagamill/sagamill/internal/tools/devservices"
+	"github.com/sagamill/sagamill/internal/devservices"
 )
 
 // A spawner starts processes that die with this one. For the kernel the parent is the thread that forked, so

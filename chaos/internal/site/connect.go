@@ -6,6 +6,7 @@ import (
 	"os"
 
 	"github.com/sagamill/sagamill/chaos/internal/record"
+	"github.com/sagamill/sagamill/internal/devservices"
 	"github.com/sagamill/sagamill/internal/testing/commitloss"
 )
 
@@ -15,7 +16,7 @@ const startTimeout = "5m"
 
 // connectBackends opens the links and configures each process with its addresses.
 func (s *Site) connectBackends() error {
-	ports, err := freePorts(1 + 2*len(services) + 3*len(services))
+	ports, err := devservices.FreePorts(1 + 2*len(services) + 3*len(services))
 	if err != nil {
 		return err
 	}

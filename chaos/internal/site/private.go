@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"os"
+
+	"github.com/sagamill/sagamill/internal/devservices"
 )
 
 // A PrivatePostgres is a PostgreSQL server without a [Site]. It ends with this process, even if that is killed.
@@ -16,7 +18,7 @@ type PrivatePostgres struct {
 // server's account must be able to enter. The server's output goes to log. On a machine without PostgreSQL the
 // error is an [ErrAbsent]. After an error no server runs.
 func OpenPostgres(ctx context.Context, work, log string) (*PrivatePostgres, error) {
-	ports, err := freePorts(1)
+	ports, err := devservices.FreePorts(1)
 	if err != nil {
 		return nil, err
 	}

@@ -14,7 +14,7 @@ import (
 
 	"github.com/sagamill/sagamill/inproc"
 	"github.com/sagamill/sagamill/internal/brokerurls"
-	"github.com/sagamill/sagamill/internal/tools/devservices"
+	"github.com/sagamill/sagamill/internal/devservices"
 	"github.com/sagamill/sagamill/outbox"
 	"github.com/sagamill/sagamill/rabbitmq"
 )

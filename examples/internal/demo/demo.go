@@ -12,8 +12,8 @@ import (
 	"time"
 
 	"github.com/sagamill/sagamill/internal/backoff"
+	"github.com/sagamill/sagamill/internal/devservices"
 	"github.com/sagamill/sagamill/internal/plaintext"
-	"github.com/sagamill/sagamill/internal/tools/devservices"
 )
 
 // The limits of a demo.
@@ -67,9 +67,13 @@ func (f *DemoFlags) ParseArgs(args []string) error {
 // namespace for this run. The caller closes the servers.
 func (p *Program) StartServers(ctx context.Context, stderr io.Writer) (*devservices.Services, *Settings, error) {
 	servers, err := devservices.Start(ctx, &devservices.Options{Log: stderr})
+	if err == nil {
+		err = servers.Advertise(p.Name)
+	}
 	if err != nil {
 		return nil, nil, err
 	}
+	fmt.Fprint(stderr, servers.Exports())
 	s := &Settings{
 		Program: p, Services: p.Services, Listen: "127.0.0.1:0", StartTimeout: readyLimit,
 		Namespace:   "demo-" + strings.ToLower(rand.Text()[:10]),

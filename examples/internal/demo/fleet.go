@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -21,7 +20,7 @@ import (
 	"time"
 
 	"github.com/sagamill/sagamill/internal/backoff"
-	"github.com/sagamill/sagamill/internal/tools/devservices"
+	"github.com/sagamill/sagamill/internal/devservices"
 )
 
 const (
@@ -125,11 +124,12 @@ func (f *Fleet) startProcesses(ctx context.Context, l *Launch) error {
 	if err != nil {
 		return err
 	}
-	for _, name := range l.Settings.Services {
-		port, err := findPort()
-		if err != nil {
-			return err
-		}
+	ports, err := devservices.FreePorts(len(l.Settings.Services)) // a restarted process uses its port again
+	if err != nil {
+		return err
+	}
+	for i, name := range l.Settings.Services {
+		port := strconv.Itoa(ports[i])
 		log, err := os.Create(filepath.Join(f.logs, name+".log"))
 		if err != nil {
 			return err
@@ -329,14 +329,4 @@ func FetchURL(ctx context.Context, url string) (status int, body []byte, err err
 	defer answer.Body.Close()
 	body, err = io.ReadAll(io.LimitReader(answer.Body, 64<<20))
 	return answer.StatusCode, body, err
-}
-
-// findPort returns a port that was free a moment ago. A restarted process uses the same port.
-func findPort() (string, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return "", err
-	}
-	_, port, err := net.SplitHostPort(l.Addr().String())
-	return port, errors.Join(err, l.Close())
 }

@@ -19,8 +19,8 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/sagamill/sagamill/internal/brokerurls"
+	"github.com/sagamill/sagamill/internal/devservices"
 	"github.com/sagamill/sagamill/internal/plaintext"
-	"github.com/sagamill/sagamill/internal/tools/devservices"
 )
 
 // Settings are the settings of serve that all programs have.
@@ -61,7 +61,7 @@ func (s *Settings) NewServeFlags(stderr io.Writer) *ServeFlags {
 	namespace := strings.ToUpper(p.snakeName()) + "_NAMESPACE"
 	f.StringVar(&s.Namespace, "namespace", cmp.Or(os.Getenv(namespace), p.Name), "prefix of exchanges and queues, also by "+namespace)
 	f.DurationVar(&s.StartTimeout, "start-timeout", 30*time.Second, "how long to wait for database and broker")
-	f.DurationVar(&s.Keep, "keep", 0, "how long published messages are kept for sagamill replay (default: as long as that costs nothing)")
+	f.DurationVar(&s.Keep, "keep", 0, "how long published messages are kept for sagamill replay (default: an hour)")
 	f.BoolVar(&s.Restricted, "restricted", false,
 		"the broker's user has no more permissions than those of sagamill broker permissions: exchanges and queues are\nnot declared but waited for, and each message names the user")
 	allowed, err := plaintext.Allowed()
@@ -228,6 +228,10 @@ func (s *Settings) Serve(ctx context.Context, stderr io.Writer, run func(*slog.L
 			return err
 		}
 		defer found.Close()
+		if err := found.Advertise(s.Program.Name); err != nil {
+			return err
+		}
+		fmt.Fprint(stderr, found.Exports())
 		s.DatabaseURL, s.AMQPURL = found.DatabaseURL, found.AMQPURL
 		if err := s.CheckURLs(); err != nil {
 			return err

@@ -7,9 +7,9 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/sagamill/sagamill/internal/devservices"
 	"github.com/sagamill/sagamill/internal/testing/needtest"
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
-	"github.com/sagamill/sagamill/internal/tools/devservices"
 )
 
 // poolSize is how many connections a pgbouncer has to the server: few, so that each

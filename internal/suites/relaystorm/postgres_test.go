@@ -17,8 +17,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/sagamill/sagamill/internal/devservices"
 	"github.com/sagamill/sagamill/internal/testing/needtest"
-	"github.com/sagamill/sagamill/internal/tools/devservices"
 )
 
 // serverPatience bounds the end and the start of PostgreSQL.

@@ -16,10 +16,10 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/redis/go-redis/v9"
 
+	"github.com/sagamill/sagamill/internal/devservices"
 	"github.com/sagamill/sagamill/internal/testing/needtest"
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
 	"github.com/sagamill/sagamill/internal/testing/redistest"
-	"github.com/sagamill/sagamill/internal/tools/devservices"
 )
 
 // redeliverAfter is when a broker hands an unacked message to another subscriber.

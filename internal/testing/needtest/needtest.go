@@ -17,7 +17,7 @@ const (
 	requireVariable = "SAGAMILL_REQUIRE"
 
 	// reportVariable names a file that gets a line for each test that did not run.
-	// internal/tools/devservices/with prints it in the end.
+	// internal/tools/with prints it in the end.
 	reportVariable = "SAGAMILL_NOT_TESTED"
 )
 

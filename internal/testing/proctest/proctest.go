@@ -18,7 +18,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/sagamill/sagamill/internal/tools/devservices"
+	"github.com/sagamill/sagamill/internal/devservices"
 )
 
 const (

@@ -14,8 +14,8 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/sagamill/sagamill/internal/devservices"
 	"github.com/sagamill/sagamill/internal/testing/needtest"
-	"github.com/sagamill/sagamill/internal/tools/devservices"
 )
 
 const (

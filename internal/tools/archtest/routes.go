@@ -17,9 +17,11 @@ import (
 //     listen on loopback by default. With another address they warn that every caller that
 //     reaches it may read the ledger.
 var routes = map[string]string{
-	". GET /healthz":                                              "probe",
-	". GET /metrics":                                              "probe",
-	". GET /readyz":                                               "probe",
+	". GET /healthz": "probe",
+	". GET /metrics": "probe",
+	". GET /readyz":  "probe",
+	"cmd/sagamill/internal/dev/newservice GET /":                  "probe",
+	"cmd/sagamill/internal/dev/newservice POST /orders":           "simulated", // its tenant is a header
 	"examples/quickstart GET /":                                   "probe",
 	"examples/quickstart POST /orders":                            "simulated", // its tenant is a header
 	"examples/internal/demo GET /healthz":                         "probe",
@@ -45,7 +47,7 @@ var routes = map[string]string{
 // programs of the examples, tools that measure and break them, and proxies of tests.
 var serving = []string{
 	rootPackage, "examples", "bench", "chaos",
-	"internal/testing/certtest", "internal/testing/commitloss", "internal/tools/devservices", "internal/testing/proctest", "internal/testing/rabbitcluster", "internal/testing/rabbitnode", "internal/testing/rabbittest", "internal/testing/redistest",
+	"internal/testing/certtest", "internal/testing/commitloss", "internal/devservices", "internal/testing/proctest", "internal/testing/rabbitcluster", "internal/testing/rabbitnode", "internal/testing/rabbittest", "internal/testing/redistest",
 }
 
 // listening are the functions that open a port, by package.

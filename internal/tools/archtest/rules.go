@@ -40,7 +40,7 @@ var rules = []rule{
 // longest matching tree counts. Test files may import what compiles: a test of
 // the outbox needs a broker.
 var layers = map[string][]string{
-	".":                  {"idemkey", "outbox", "consumer", "saga", "rabbitmq", "inproc", "migrations", "telemetry"},
+	".":                  {"idemkey", "outbox", "consumer", "saga", "rabbitmq", "inproc", "migrations", "telemetry", "cloudevents"},
 	"migrations":         {},
 	"idemkey":            {},
 	"idemkey/idemredis":  {"idemkey"},
@@ -51,6 +51,8 @@ var layers = map[string][]string{
 	"operator":           {"outbox", "consumer", "saga"},
 	"rabbitmq":           {"outbox"},
 	"signing":            {"outbox"},
+	"protobuf":           {"outbox"},
+	"cloudevents":        {"outbox"},
 	"inproc":             {"outbox"},
 	"telemetry":          {"idemkey", "outbox", "consumer", "saga"},
 	promexport:           {"telemetry"},
@@ -67,12 +69,17 @@ var layers = map[string][]string{
 }
 
 // apart are the trees of internal that are not part of the product.
-var apart = []string{"internal/testing", "internal/suites", "internal/tools"}
+var apart = []string{"internal/testing", "internal/suites", "internal/tools", devservices}
+
+// devservices starts servers for development, for tests and for demos. A service does not contain it.
+const devservices = "internal/devservices"
 
 // apartUsers are the trees outside of apart whose product files may import some of it, each with the allowed
 // packages.
 var apartUsers = map[string][]string{
-	exampleHarness:        {"internal/tools/devservices"},
+	exampleHarness:        {devservices},
+	"sagatest/servers":    {devservices},
+	"cmd/sagamill":        {devservices},
 	"idemkey/idemkeytest": {"internal/testing"},
 }
 
@@ -106,7 +113,7 @@ const (
 	exampleShared  = "examples/internal"
 )
 
-var exampleInternal = []string{"internal/backoff", "internal/brokerurls", "internal/tools/devservices", "internal/plaintext"}
+var exampleInternal = []string{"internal/backoff", "internal/brokerurls", devservices, "internal/plaintext"}
 
 // checkLayers enforces layers. A package that is missing in the table is an error too: its author decides its
 // place.

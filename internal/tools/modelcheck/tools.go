@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"io"
 
-	"github.com/sagamill/sagamill/internal/tools/devservices"
+	"github.com/sagamill/sagamill/internal/devservices"
 )
 
 // tools are the programs that a search needs, with the packages of Debian that have them.

@@ -40,8 +40,9 @@ func (c *Call) ParseAddress(nested bool) (at saga.Address, err error) {
 		return at, fmt.Errorf("%q is not a flag", words[0])
 	case at.Key == "":
 		return at, errors.New("say which saga: its KEY")
-	case *c.Database == "":
-		return at, errors.New("no database: give -database or set DATABASE_URL")
+	}
+	if err := c.findDatabase(); err != nil {
+		return at, err
 	}
 	return at, c.CheckFilled([]string{"scope", "path"})
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/sagamill/sagamill/internal/devservices"
 	"github.com/sagamill/sagamill/internal/plaintext"
 	"github.com/sagamill/sagamill/internal/sqlschema"
 	"github.com/sagamill/sagamill/migrations"
@@ -140,14 +141,39 @@ func (c *Call) ParseDatabaseFlags() error {
 	if err := c.ParseFlags(); err != nil {
 		return err
 	}
-	if *c.Database == "" {
-		return errors.New("no database: give -database or set DATABASE_URL")
+	if err := c.findDatabase(); err != nil {
+		return err
 	}
 	// OpenDatabase returns an error for a malformed URL.
 	if err := plaintext.Database(*c.Database); errors.Is(err, plaintext.ErrRefused) && !*c.AllowPlaintext {
 		return fmt.Errorf("-database, or DATABASE_URL without it: %w", err)
 	}
 	return nil
+}
+
+// findDatabase takes the database of the only program of this user that advertises one, such as make demo or sagamill
+// dev, if none is named.
+func (c *Call) findDatabase() error {
+	if *c.Database != "" {
+		return nil
+	}
+	var running []devservices.Advertised
+	if !c.IsGiven([]string{"database"}) {
+		running = devservices.FindAdvertised()
+	}
+	switch len(running) {
+	case 0:
+		return errors.New("no database: give -database or set DATABASE_URL")
+	case 1:
+		*c.Database = running[0].DatabaseURL
+		fmt.Fprintf(c.Stderr, "sagamill: database of the running %s\n", running[0].Program)
+		return nil
+	}
+	names := make([]string, len(running))
+	for i := range running {
+		names[i] = running[i].Program
+	}
+	return fmt.Errorf("no database: give -database or set DATABASE_URL, since several programs run that have one: %s", strings.Join(names, ", "))
 }
 
 // PrintHelp prints the command's flags.

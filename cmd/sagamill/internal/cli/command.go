@@ -12,9 +12,11 @@ type Command struct {
 	Words string
 	About string
 	Run   func(ctx context.Context, c *Call) error
+
+	NoDatabase bool // it needs no database
 }
 
 // isWithoutDatabase reports whether the command needs no database.
 func (c Command) isWithoutDatabase() bool {
-	return c.Words == "version" || strings.HasPrefix(c.Words, "broker ")
+	return c.NoDatabase || c.Words == "version" || strings.HasPrefix(c.Words, "broker ")
 }

@@ -20,7 +20,7 @@ import (
 	"runtime"
 	"syscall"
 
-	"github.com/sagamill/sagamill/internal/tools/devservices"
+	"github.com/sagamill/sagamill/internal/devservices"
 )
 
 func main() {
@@ -49,11 +49,7 @@ func runWith(opts *devservices.Options, command []string) (code int, err error) 
 	}
 	defer func() { err = errors.Join(err, services.Close()) }()
 	if len(command) == 0 {
-		fmt.Printf("export DATABASE_URL='%s'\nexport AMQP_URL='%s'\nexport REDIS_URL='%s'\nexport NATS_URL='%s'\n",
-			services.DatabaseURL, services.AMQPURL, services.RedisURL, services.NATSURL)
-		if services.DirectURL != "" {
-			fmt.Printf("export DATABASE_DIRECT_URL='%s'\n", services.DirectURL)
-		}
+		fmt.Print(services.Exports())
 		<-ctx.Done()
 		return 0, nil
 	}

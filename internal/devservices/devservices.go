@@ -3,6 +3,7 @@ package devservices
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"slices"
@@ -36,6 +37,9 @@ type Options struct {
 	// work. Default: a server that is found comes first.
 	Own bool
 
+	// NoDatabase and NoBroker leave PostgreSQL or RabbitMQ alone: their URLs are then "".
+	NoDatabase, NoBroker bool
+
 	// Redis asks for Redis as well, which only tests need. Default: it is left alone.
 	Redis bool
 
@@ -65,6 +69,7 @@ type Services struct {
 
 	postgresBin string // of a private server
 	close       func() error
+	directory   func() (*rundir, error)
 }
 
 // Start finds or starts every service. After an error nothing of this run is
@@ -79,15 +84,22 @@ func Start(ctx context.Context, opts *Options) (*Services, error) {
 	if err != nil {
 		return nil, err
 	}
-	s, err := r.startServices(ctx, r.postgresWays(), r.rabbitWays(), opts.KeepDatabase)
+	database, broker := r.postgresWays(), r.rabbitWays()
+	if opts.NoDatabase {
+		database = nil
+	}
+	if opts.NoBroker {
+		broker = nil
+	}
+	s, err := r.startServices(ctx, database, broker, opts.KeepDatabase)
 	if err == nil && opts.Redis {
 		err = r.addRedis(ctx, s, r.redisWays())
 	}
 	if err == nil && opts.NATS {
 		err = r.addNATSService(ctx, s, r.natsWays())
 	}
-	if err == nil && opts.KeepDatabase && opts.Database != "" && os.Getenv("DATABASE_URL") == "" {
-		s.DatabaseURL = r.keptDatabase(ctx, s.DatabaseURL, opts.Database)
+	if err == nil && opts.KeepDatabase && opts.Database != "" && !opts.NoDatabase && os.Getenv("DATABASE_URL") == "" {
+		s.DatabaseURL = r.keptDatabase(ctx, s, opts.Database)
 	}
 	if err == nil && opts.Pooler {
 		err = r.addPooler(ctx, s)
@@ -128,6 +140,24 @@ func (s *Services) Environ(env []string) []string {
 	}), ours)
 }
 
+// Exports returns lines for a POSIX shell that put the services into the environment of what is started from it. They
+// have the passwords. Without a broker AMQP_URL is empty.
+func (s *Services) Exports() string {
+	var lines strings.Builder
+	broker := s.AMQPURL
+	if broker == InProcess {
+		broker = ""
+	}
+	for _, variable := range [][2]string{
+		{"DATABASE_URL", s.DatabaseURL}, {"AMQP_URL", broker}, {"REDIS_URL", s.RedisURL}, {"NATS_URL", s.NATSURL}, {"DATABASE_DIRECT_URL", s.DirectURL},
+	} {
+		if variable[1] != "" || variable[0] == "AMQP_URL" {
+			fmt.Fprintf(&lines, "export %s='%s'\n", variable[0], strings.ReplaceAll(variable[1], "'", `'\''`))
+		}
+	}
+	return lines.String()
+}
+
 // prepareRun returns a run that has started nothing yet. It removes the leftovers of dead runs, so that they
 // do not pile up where runs are killed.
 func prepareRun(opts *Options) (*run, error) {
@@ -154,18 +184,22 @@ func prepareRun(opts *Options) (*run, error) {
 // startServices gets the services one after the other. Concurrent starts would save a second or two, but they
 // would compete for apt-get and the processors.
 func (r *run) startServices(ctx context.Context, database, broker []way, keepDatabase bool) (*Services, error) {
-	db, err := r.obtainService(ctx, "PostgreSQL", database)
-	if err != nil {
-		return nil, err
+	var db, mq instance
+	var err error
+	if database != nil {
+		if db, err = r.obtainService(ctx, "PostgreSQL", database); err != nil {
+			return nil, err
+		}
 	}
-	mq, err := r.obtainService(ctx, "RabbitMQ", broker)
-	if err != nil {
-		return nil, err
+	if broker != nil {
+		if mq, err = r.obtainService(ctx, "RabbitMQ", broker); err != nil {
+			return nil, err
+		}
 	}
 	if db.shared && !keepDatabase {
 		db.url = r.ownDatabase(ctx, db.url)
 	}
-	return &Services{DatabaseURL: db.url, AMQPURL: mq.url, postgresBin: db.bin, close: sync.OnceValue(r.closeRun)}, nil
+	return &Services{DatabaseURL: db.url, AMQPURL: mq.url, postgresBin: db.bin, close: sync.OnceValue(r.closeRun), directory: r.runDirectory}, nil
 }
 
 // addRedis gets Redis. The run makes nothing private on it, because the tests' keys have unique names.

@@ -42,9 +42,10 @@ func (r *run) ownDatabase(ctx context.Context, dsn string) string {
 	return own
 }
 
-// keptDatabase returns the URL of the database name on the server at dsn, and creates the database if it is
-// missing. If that fails, it logs that and returns dsn.
-func (r *run) keptDatabase(ctx context.Context, dsn, name string) string {
+// keptDatabase returns the URL of the database name on the server of s, and creates the database if it is missing. If
+// that fails, it logs that and returns the URL of s.
+func (r *run) keptDatabase(ctx context.Context, s *Services, name string) string {
+	dsn := s.DatabaseURL
 	ctx, cancel := context.WithTimeout(ctx, createTimeout)
 	defer cancel()
 	kept, err := withDatabase(dsn, name)
@@ -56,7 +57,11 @@ func (r *run) keptDatabase(ctx context.Context, dsn, name string) string {
 		r.printLine("PostgreSQL: no database %s, using the one given: %s", name, oneLine(err))
 		return dsn
 	}
-	r.printLine("PostgreSQL: database %s, kept", name)
+	fate := "kept"
+	if s.postgresBin != "" {
+		fate = "gone with its server when this program ends"
+	}
+	r.printLine("PostgreSQL: database %s, %s", name, fate)
 	return kept
 }
 

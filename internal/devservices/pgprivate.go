@@ -176,15 +176,6 @@ func (s pgServer) startServer(port int, log string) (*process, error) {
 	return server.startProgram(log, syscall.SIGQUIT)
 }
 
-// freePort returns a port that is free at this moment.
-func freePort() (int, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return 0, err
-	}
-	return l.Addr().(*net.TCPAddr).Port, l.Close()
-}
-
 // loopback returns the address of port on this machine, by number: the name may also resolve to an IPv6
 // address, where no server listens.
 func loopback(port int) string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(port)) }
