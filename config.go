@@ -13,6 +13,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/sagamill/sagamill/cloudevents"
 	"github.com/sagamill/sagamill/consumer"
 	"github.com/sagamill/sagamill/idemkey"
 	"github.com/sagamill/sagamill/idemkey/idempg"
@@ -43,6 +44,12 @@ type Config struct {
 
 	Steps []consumer.Step // what the service does for sagas
 	Sagas []saga.Plan     // definitions of sagas that the service orchestrates
+
+	// Codecs read bodies that are no JSON, in Steps without Codecs of their own, such as protobuf.Codec. Default: none.
+	Codecs []outbox.Codec
+
+	// CloudEvents makes the service send CloudEvents, and read those of others. Default: it does neither.
+	CloudEvents *cloudevents.Options
 
 	// Migrations are the service's own tables: files named 001_name.sql and so on, in the root or in its only
 	// directory. {{.schema}} stands for Schema. Default: none.
@@ -95,6 +102,15 @@ func (c *Config) complete() error {
 	wrong(c.BrokerURL != "" && c.Publisher != nil, "BrokerURL: it excludes Publisher and Subscriber")
 	wrong(c.BrokerURL == "" && c.Prefix != "", "Prefix: it is for RabbitMQ, and needs BrokerURL")
 	wrong(c.Requests < 1 || c.Requests > 1024, "Requests: %d is not between 1 and 1024", c.Requests)
+	wrong(slices.Contains(c.Codecs, nil), "Codecs: one is nil")
+	c.Steps = slices.Clone(c.Steps)
+	for i := range c.Steps {
+		for _, in := range []*consumer.Input{&c.Steps[i].Action, &c.Steps[i].Compensation} {
+			if in.Codecs == nil {
+				in.Codecs = c.Codecs
+			}
+		}
+	}
 	if err := c.checkMigrations(); err != nil {
 		wrong(true, "Migrations: %w", err)
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/sagamill/sagamill/cloudevents"
 	"github.com/sagamill/sagamill/consumer"
 	"github.com/sagamill/sagamill/idemkey"
 	"github.com/sagamill/sagamill/idemkey/idempg"
@@ -139,6 +140,11 @@ func (s *Service) buildRelay() (err error) {
 	}
 	o := s.config.Relay
 	o.Schema, o.Observer, o.Logger = s.config.Schema, tracer, s.config.Logger
+	if s.config.CloudEvents != nil {
+		if s.publisher, err = cloudevents.NewPublisher(s.publisher, s.config.CloudEvents); err != nil {
+			return fmt.Errorf("Config.CloudEvents: %w", err)
+		}
+	}
 	if s.relay, err = outbox.NewRelay(s.db, s.publisher, &o); err != nil {
 		return fmt.Errorf("Config.Relay: %w", err)
 	}
@@ -156,6 +162,9 @@ func (s *Service) buildConsumer() error {
 		return nil
 	}
 	o := s.config.Consumer
+	if s.config.CloudEvents != nil {
+		o.Open = cloudevents.Open
+	}
 	o.Schema, o.Wake, o.Logger = s.config.Schema, s.relay.Wake, s.config.Logger
 	if o.Observer, err = telemetry.NewConsumerObserver(s.telemetry); err != nil {
 		return err
@@ -171,6 +180,9 @@ func (s *Service) buildOrchestrator() (err error) {
 		return nil
 	}
 	o := s.config.Orchestrator
+	if s.config.CloudEvents != nil {
+		o.Consumer.Open = cloudevents.Open
+	}
 	o.Schema, o.Wake, o.Logger = s.config.Schema, s.relay.Wake, s.config.Logger
 	if o.Consumer.Observer, err = telemetry.NewConsumerObserver(s.telemetry); err != nil {
 		return err

@@ -17,8 +17,10 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/sagamill/sagamill"
+	"github.com/sagamill/sagamill/cloudevents"
 	"github.com/sagamill/sagamill/consumer"
 	"github.com/sagamill/sagamill/idemkey"
 	"github.com/sagamill/sagamill/idemkey/idempg"
@@ -26,6 +28,7 @@ import (
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
 	"github.com/sagamill/sagamill/internal/testing/rabbittest"
 	"github.com/sagamill/sagamill/outbox"
+	"github.com/sagamill/sagamill/protobuf"
 	"github.com/sagamill/sagamill/saga"
 )
 
@@ -270,6 +273,18 @@ func TestStopFinishesWhatIsInHand(t *testing.T) {
 // A saga of the service runs to its last step: commands, steps and replies go through one outbox.
 func TestServiceOrchestratesASaga(t *testing.T) {
 	t.Parallel()
+	for name, events := range map[string]*cloudevents.Options{
+		"messages": nil, "events in binary mode": {Source: "/shop"}, "events in structured mode": {Source: "/shop", Structured: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			orchestrateTrip(t, events)
+		})
+	}
+}
+
+func orchestrateTrip(t *testing.T, events *cloudevents.Options) {
+	t.Helper()
 	type trip struct{ Total, Booked int }
 	ended := make(chan int, 1)
 	definition := saga.Must(saga.Define("trip", 1,
@@ -284,7 +299,14 @@ func TestServiceOrchestratesASaga(t *testing.T) {
 		func(_ context.Context, _ pgx.Tx, in consumer.Message[order]) (order, error) {
 			return order{in.Body.Amount + 1}, nil
 		})})
-	config.Sagas = []saga.Plan{definition}
+	config.Sagas, config.CloudEvents = []saga.Plan{definition}, events
+	config.BrokerURL, config.Prefix = rabbittest.URL(), rabbittest.Name()
+	var queues, exchanges []string
+	for _, topic := range []string{"trip.book", saga.Topic("trip")} {
+		queue := config.Prefix + topic + "." + config.Name
+		queues, exchanges = append(queues, queue, queue+".dead"), append(exchanges, config.Prefix+topic)
+	}
+	rabbittest.Delete(t, queues, exchanges)
 	s := newService(t, config)
 	starter, err := sagamill.Starter(s, definition)
 	if err != nil {
@@ -306,11 +328,36 @@ func TestServiceOrchestratesASaga(t *testing.T) {
 	at.end()
 }
 
+// The codecs of a Config are those of its steps.
+func TestCodecsOfAConfig(t *testing.T) {
+	t.Parallel()
+	handled := make(chan string, 1)
+	config := testConfig(t, consumer.Step{Name: "note", Action: consumer.On("noted", func(_ context.Context, _ pgx.Tx, in consumer.Message[*wrapperspb.StringValue], _ consumer.Emit) error {
+		handled <- in.Body.GetValue()
+		return nil
+	})})
+	config.Codecs = []outbox.Codec{protobuf.Codec}
+	s := newService(t, config)
+	at := serve(t, s)
+	at.awaitReady()
+	if err := pgx.BeginFunc(t.Context(), s.Database(), func(tx pgx.Tx) error {
+		m := outbox.Message{Topic: "noted", Step: "note", Scope: "tenant", Key: "key-1"}
+		return s.Writer().Write(t.Context(), tx, outbox.Encode(protobuf.Codec, m, wrapperspb.String("hello")))
+	}); err != nil {
+		t.Fatal(err)
+	}
+	s.Relay().Wake()
+	if got := await(t, handled, "message"); got != "hello" {
+		t.Errorf("the handler got %q", got)
+	}
+	at.end()
+}
+
 func TestNewNamesEachFieldThatIsWrong(t *testing.T) {
 	t.Parallel()
 	_, err := sagamill.New(sagamill.Config{
 		Name: "My.Shop", Schema: "drop table", BrokerURL: "amqp://localhost", Publisher: inproc.New(nil), Requests: -1,
-		Migrations: fstest.MapFS{"readme.md": {}}, Consumer: consumer.Options{Schema: "other"},
+		Migrations: fstest.MapFS{"readme.md": {}}, Consumer: consumer.Options{Schema: "other"}, Codecs: []outbox.Codec{nil},
 	})
 	var fields []string
 	for line := range strings.Lines(err.Error()) {
@@ -318,7 +365,7 @@ func TestNewNamesEachFieldThatIsWrong(t *testing.T) {
 		field, _, _ := strings.Cut(rest, ":")
 		fields = append(fields, field)
 	}
-	want := []string{"BrokerURL", "Consumer", "DatabaseURL", "Migrations", "Name", "Publisher", "Requests", "Schema"}
+	want := []string{"BrokerURL", "Codecs", "Consumer", "DatabaseURL", "Migrations", "Name", "Publisher", "Requests", "Schema"}
 	if diff := cmp.Diff(want, fields); diff != "" {
 		t.Errorf("fields in %v (-want +got):\n%s", err, diff)
 	}

@@ -131,7 +131,7 @@ var batchFailures = map[string]struct {
 	"emitted": {func(_ context.Context, _ pgx.Tx, _ Message[payment], emit Emit) error {
 		emit(outbox.Message{Topic: "x"})
 		return nil
-	}, "dead action terminal 1", "dead", false},
+	}, "dead action emit-invalid 1", "dead", false},
 	"rows left open": {func(ctx context.Context, tx pgx.Tx, _ Message[payment], _ Emit) error {
 		_, err := tx.Query(ctx, "SELECT generate_series(1, 3)")
 		return err

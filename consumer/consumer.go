@@ -112,7 +112,7 @@ func (c *Consumer) wireStations(db *pgxpool.Pool, writer *outbox.Writer, routes 
 		},
 		database: database, reporter: reporter,
 	}
-	c.receiver = &receiver{routes: routes, formats: knownFormats, verifier: o.Verify, maxPayload: o.MaxPayload}
+	c.receiver = &receiver{routes: routes, formats: knownFormats, open: o.Open, verifier: o.Verify, identity: o.Identity, maxPayload: o.MaxPayload}
 	c.router = &router{
 		routes: routes, batchSize: o.BatchSize, batchTime: o.BatchTime,
 		receiver: c.receiver, executor: c.executor, settler: c.settler, reporter: reporter,

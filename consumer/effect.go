@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/jackc/pgx/v5"
 
@@ -112,8 +113,12 @@ func (in *Input) missingFunction() string {
 	switch {
 	case in.effect != nil && (in.effect.call == nil || in.effect.record == nil):
 		return "Effect needs a call and a record"
+	case slices.Contains(in.Codecs, nil):
+		return "Codecs has one that is nil"
+	case in.anyType && in.run == nil:
+		return "FromWatermill needs a handler, and a topic for what it produces"
 	case in.decode != nil && in.effect == nil && in.run == nil:
-		return "On needs a handler"
+		return "On and OnBytes need a handler"
 	}
 	return ""
 }

@@ -547,8 +547,8 @@ func TestEffectsThatNewRefuses(t *testing.T) {
 		"Action: Effect needs":                        func(s *Step) { s.Action = Effect("pay", call, nil, Record[payment, string](nil)) },
 		"Compensation: Effect needs":                  func(s *Step) { s.Compensation = Effect("pay", Call[payment, string](nil), nil, record) },
 		"CancelParked":                                func(s *Step) { s.CancelParked = true },
-		"Action: On needs":                            func(s *Step) { s.Action = On[payment]("pay", nil) },
-		"Compensation: On needs":                      func(s *Step) { s.Compensation = On[payment]("unpay", nil) },
+		"Action: On and OnBytes need":                 func(s *Step) { s.Action = On[payment]("pay", nil) },
+		"Compensation: On and OnBytes need":           func(s *Step) { s.Compensation = On[payment]("unpay", nil) },
 		"AskFirst: it is for an Effect with a verify": func(s *Step) { s.AskFirst = true },
 		"Settle: -1ns":                                func(s *Step) { s.Settle = -1 },
 		"Settle: it is for an Effect": func(s *Step) {

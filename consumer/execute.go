@@ -208,7 +208,7 @@ func (x *executor) retryUntilDone(ctx context.Context, e boardEntry, do func() e
 		if err == nil {
 			return true
 		}
-		x.reporter.log.ErrorContext(ctx, "consumer: delivery is not decided", "topic", e.topic, "message_id", e.msg.UUID, "try", try, "error", sqlschema.Explain(err))
+		x.reporter.log.ErrorContext(ctx, "consumer: the outcome of a delivery could not be recorded, trying again", "topic", e.topic, "message_id", e.msg.UUID, "try", try, "error", sqlschema.Explain(err))
 		if try >= e.maxTriesFor(err) || ctx.Err() != nil {
 			return false
 		}

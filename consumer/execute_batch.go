@@ -330,7 +330,7 @@ func (b *batch) reopenUntilDone(ctx, work context.Context) {
 		if err == nil || work.Err() != nil {
 			return
 		}
-		b.x.reporter.log.ErrorContext(ctx, "consumer: claims are not taken back", "try", try, "error", err)
+		b.x.reporter.log.ErrorContext(ctx, "consumer: the claims of a failed batch could not be removed, trying again", "try", try, "error", err)
 		_ = backoff.Sleep(work, failurePolicy.Wait(try))
 	}
 }

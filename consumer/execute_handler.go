@@ -136,12 +136,14 @@ func (d *Delivery) Queue(sql string, args ...any) {
 
 // DidNothing says that the action has decided to do nothing, so that there is nothing to undo. A later compensation
 // enters no handler, as if it had come first. Called in a compensation it has no effect. It may be called only while
-// the handler runs.
-func (d *Delivery) DidNothing() {
+// the handler runs. It reports false, and does nothing, for a Delivery that no handler was given, such as one that was
+// rebuilt from stored fields: a later compensation then enters the handler.
+func (d *Delivery) DidNothing() bool {
 	if d.out == nil {
-		panic("consumer: DidNothing of a Delivery that no handler was given")
+		return false
 	}
 	d.out.addWhileOpen(func() { d.out.nothing = true })
+	return true
 }
 
 // follows completes m with what it shares with the message that led to it.

@@ -151,7 +151,7 @@ func TestAnInvalidEmittedMessageIsTerminal(t *testing.T) {
 		return nil
 	}, nil))
 	handle(t, c, act("k"))
-	if got, want := f.parked(t), "dead action terminal 1"; got != want {
+	if got, want := f.parked(t), "dead action emit-invalid 1"; got != want {
 		t.Errorf("parked %q, want %q", got, want)
 	}
 }

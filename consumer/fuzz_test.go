@@ -73,3 +73,32 @@ func checkRead(t *testing.T, c *Consumer, topic string, msg *message.Message) {
 		t.Errorf("what it leads to is refused: %v", err)
 	}
 }
+
+// Whatever an Identity returns and whatever metadata a foreign message has: it becomes a message with that identity, or
+// a dead letter with the reason of its own. An identity that was accepted is read back from the headers as it was.
+func FuzzIdentity(f *testing.F) {
+	r := &receiver{routes: map[routeKey]route{{"pay", "pay"}: {step: &Step{Name: "pay"}, input: Input{raw: true, decode: keepPayload, anyType: true}}}, maxPayload: 100}
+	f.Add("tenant", "k", "", "id", "pay", "2026-01-02T03:04:05Z")
+	f.Add("tenant", "a:b c", "2", "0197b3a2-0000-7000-8000-000000000000", "", "")
+	f.Add("\xff", "\x1b[31m", ".x.y", "\x00", "\u202e", "yesterday")
+	f.Add("", strings.Repeat("k", 256), "#", "", "other", "")
+	f.Fuzz(func(t *testing.T, scope, key, n, id, typ, timestamp string) {
+		r.identity = func(*message.Message) (string, string, string, error) { return scope, key, n, nil }
+		msg := message.NewMessage(id, []byte("body"))
+		sent := message.Metadata{outbox.PropertyType: typ, outbox.PropertyTimestamp: timestamp}
+		msg.Metadata = maps.Clone(sent)
+		m, rejected := r.readMessage("pay", msg)
+		if rejected != nil {
+			if rejected.reason != ReasonIdentity || checkIdentity(scope, key, n) == nil || !maps.Equal(msg.Metadata, sent) {
+				t.Fatalf("(%q, %q, %q): %s %v, metadata %v", scope, key, n, rejected.reason, rejected, msg.Metadata)
+			}
+			return
+		}
+		if m.Scope != scope || m.Key != key || m.N != n || m.Incarnation != "" || m.Type != "pay" || m.Step != "pay" || m.ID != id {
+			t.Fatalf("(%q, %q, %q) of %q became %+v", scope, key, n, id, m.Delivery)
+		}
+		if _, rejected := r.readMessage("pay", msg.Copy()); rejected != nil {
+			t.Fatalf("its stored copy is rejected: %v", rejected)
+		}
+	})
+}

@@ -19,7 +19,7 @@ func TestEmitJSON(t *testing.T) {
 		sent  int
 	}{
 		"a struct": {payment{Amount: 7}, stored{Row: "done 1 0", Effects: "pay k 1"}, 1},
-		"a NaN":    {math.NaN(), stored{Row: "dead 1 0", Parked: "dead action terminal 1"}, 0},
+		"a NaN":    {math.NaN(), stored{Row: "dead 1 0", Parked: "dead action emit-invalid 1"}, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

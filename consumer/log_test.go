@@ -85,7 +85,7 @@ func TestLogLines(t *testing.T) {
 		}
 	}
 	last := lines[len(lines)-1]
-	if len(lines) != len(want)+1 || !strings.HasPrefix(last, "ERROR consumer: delivery is not decided topic=pay message_id=") || !strings.HasSuffix(last, "try=1 error=consumer: connect: context canceled") {
+	if len(lines) != len(want)+1 || !strings.HasPrefix(last, "ERROR consumer: the outcome of a delivery could not be recorded, trying again topic=pay message_id=") || !strings.HasSuffix(last, "try=1 error=consumer: connect: context canceled") {
 		t.Errorf("%d lines, the last: %s", len(lines), last)
 	}
 }

@@ -162,7 +162,7 @@ func TestWhatAnObserverIsTold(t *testing.T) {
 		{"panics", of("pay", "e", 12), []string{pay + "retry failed entered true attempt 1" + delivered + " consumer: the handler panicked: broken"}},
 		{"panics for the last time", parked, []string{pay + "dead attempts-exhausted entered true attempt 2" + fromTable + " consumer: the handler panicked: broken"}},
 		{"its action is dead", of("unpay", "e", 1), []string{"undo " + pay + "dead action-dead entered false attempt 0" + delivered + " consumer: the action is a dead letter, so it is not known whether there is anything to undo"}},
-		{"emits nonsense", of("pay", "f", 13), []string{pay + "dead terminal entered true attempt 1" + delivered + " outbox: invalid message: Topic must be 1 to 200 printable bytes (message 1 of 1)"}},
+		{"emits nonsense", of("pay", "f", 13), []string{pay + "dead emit-invalid entered true attempt 1" + delivered + " outbox: invalid message: Topic must be 1 to 200 printable bytes (message 1 of 1)"}},
 		{"loses its connection", of("pay", "g", 14), []string{pay + "retry failed entered true attempt 1" + delivered + " consumer: the connection was lost while the handler ran"}},
 		{"runs after that", parked, []string{pay + "done entered true attempt 2" + fromTable}},
 		{"spoils its transaction", of("pay", "h", 15), []string{pay + "retry failed entered true attempt 1" + delivered + " consumer: the handler returned nil after a statement had failed in its transaction"}},
@@ -187,7 +187,7 @@ func checkCounters(t *testing.T, got Counters) {
 				Step:     "process-payment",
 				Outcomes: map[Outcome]uint64{OutcomeDone: 3, OutcomeDuplicate: 2, OutcomeDead: 5, OutcomeSuperseded: 1, OutcomeRetry: 4},
 				Retries:  map[Reason]uint64{ReasonFailed: 4},
-				Dead:     map[Reason]uint64{ReasonKeyReused: 1, ReasonSuperseded: 1, ReasonTerminal: 2, ReasonExhausted: 1},
+				Dead:     map[Reason]uint64{ReasonKeyReused: 1, ReasonSuperseded: 1, ReasonTerminal: 1, ReasonEmitInvalid: 1, ReasonExhausted: 1},
 			},
 			{
 				Step: "process-payment", Undo: true,

@@ -2,8 +2,11 @@ package consumer
 
 import (
 	"cmp"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
+	"strings"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -37,10 +40,86 @@ type Options struct {
 	// service's own database returns that one. Several goroutines call it. Default: every message is believed.
 	Verify func(topic string, msg *message.Message) error
 
+	// Open takes a message out of its envelope, such as a CloudEvent: see package cloudevents. It changes msg, and is
+	// called before Verify. It may be called again for a message that it has opened. A message for which it fails is a
+	// dead letter, [ReasonUndecodable]. Several goroutines call it. Default: messages have no envelope.
+	Open func(msg *message.Message) error
+
+	// Identity names messages that have no headers of sagamill, such as those of a service that publishes with
+	// watermill-amqp: see [Identity]. Several goroutines call it. Default: such a message is a dead letter,
+	// [ReasonKeyMissing].
+	Identity Identity
+
 	Observer Observer // sees the outcome of each message, such as the one of package telemetry; default: none
 
 	Wake   func()       // called after a commit that put messages into the outbox, such as Relay.Wake; default: none
 	Logger *slog.Logger // default: slog.Default()
+}
+
+// An Identity returns the scope, the key and the n of a message that has no [outbox.HeaderKey]. With the name of its
+// step they are what the inbox dedupes by. n may be empty; it tells messages of one key to one step apart.
+//
+// What is sent once must have one identity, however often it is delivered. What is sent twice must have two. A
+// message that shares its identity with another one is lost as a duplicate if their payloads are equal, and is a dead
+// letter, [ReasonKeyReused], if they differ. A message that changes its identity between two deliveries is handled
+// twice.
+//
+// An error, a panic, or an identity outside the limits makes the message a dead letter, [ReasonIdentity]. The scope is
+// 1 to [outbox.MaxScope] printable bytes. The key is 1 to 255 printable ASCII characters. n is at most 64 of
+// A-Z a-z 0-9 . _ - and does not begin with a dot. A redriven dead letter is named again.
+//
+// A message with a usable identity gets the headers of sagamill, which its retries and its dead letter keep. Without a
+// type it gets the type of the only input on its topic. Without a timestamp, and without a UUIDv7, its age is counted
+// from this arrival: the broker must not redeliver it after a [Sweeper] has removed the row of its step.
+type Identity func(msg *message.Message) (scope, key, n string, err error)
+
+// IdentityFromUUID is for publishers that send a message again under the UUID that it had.
+func IdentityFromUUID(scope string) Identity {
+	return func(msg *message.Message) (string, string, string, error) {
+		if msg.UUID == "" {
+			return "", "", "", errors.New("the message has no UUID")
+		}
+		return scope, msg.UUID, "", nil
+	}
+}
+
+// IdentityFromMetadata is for publishers that send a key of their own, such as the number of an order, in the
+// metadata (header) of that name.
+func IdentityFromMetadata(scope, name string) Identity {
+	return func(msg *message.Message) (string, string, string, error) {
+		key := msg.Metadata.Get(name)
+		if key == "" {
+			return "", "", "", fmt.Errorf("metadata %s is missing or empty", name)
+		}
+		return scope, key, "", nil
+	}
+}
+
+// IdentityFromPayload is for JSON payloads with a key in the member at path, such as "order.id". The member is a
+// string or a number, which counts as it is written: 1 and 1.0 are two keys.
+func IdentityFromPayload(scope, path string) Identity {
+	return func(msg *message.Message) (string, string, string, error) {
+		value := json.RawMessage(msg.Payload)
+		for _, name := range strings.Split(path, ".") {
+			var object map[string]json.RawMessage
+			if err := DecodeJSON(value, &object); err != nil {
+				return "", "", "", fmt.Errorf("payload: member %s: %w", path, err)
+			}
+			value = object[name]
+			if value == nil {
+				return "", "", "", fmt.Errorf("payload: member %s is missing", path)
+			}
+		}
+		var text string
+		if json.Unmarshal(value, &text) == nil && value[0] == '"' {
+			return scope, text, "", nil
+		}
+		var number json.Number
+		if value[0] == '"' || json.Unmarshal(value, &number) != nil || number == "" {
+			return "", "", "", fmt.Errorf("payload: member %s is neither a string nor a number", path)
+		}
+		return scope, number.String(), "", nil
+	}
 }
 
 // deafGrace is how long a handler may take to return after its context has ended.

@@ -60,6 +60,8 @@ type plant struct {
 	step Step
 	dead bool // a message is a dead letter for it: a panic there is the message's
 	pair bool // it is called for batches alone
+
+	foreign bool // it is called for messages without headers of sagamill
 }
 
 // plants are the functions of the user's that Run calls.
@@ -67,6 +69,17 @@ var plants = map[string]func(f *fixture, c *charge) plant{
 	"Options.Verify": func(f *fixture, c *charge) plant {
 		verify := func(string, *message.Message) error { c.blow(); return nil }
 		return plant{opts: Options{Verify: verify}, step: f.step(f.effect("paid"), nil), dead: true}
+	},
+	"Options.Open": func(f *fixture, c *charge) plant {
+		open := func(*message.Message) error { c.blow(); return nil }
+		return plant{opts: Options{Open: open}, step: f.step(f.effect("paid"), nil), dead: true}
+	},
+	"Options.Identity": func(f *fixture, c *charge) plant {
+		identity := func(msg *message.Message) (string, string, string, error) {
+			c.blow()
+			return "tenant", msg.UUID, "", nil
+		}
+		return plant{opts: Options{Identity: identity}, step: f.step(f.effect("paid"), nil), dead: true, foreign: true}
 	},
 	"Options.Observer.Enter":   observed("Enter"),
 	"Options.Observer.Observe": observed("Observe"),
@@ -177,7 +190,10 @@ func TestAPanicOfTheUsersFunctionsCostsOneAttempt(t *testing.T) {
 				p.step.MaxAttempts = 100 // leases are short, and a busy machine loses some
 				consumer := f.consumer(t, p.opts, p.step)
 				consumer.executor.marked, consumer.executor.effects.effectMargin, consumer.retrier.lease = true, time.Millisecond, time.Second
-				first, second := act("first"), act("second")
+				first, second, next := act("first"), act("second"), act("next")
+				if p.foreign {
+					first.Metadata, second.Metadata, next.Metadata = nil, nil, nil
+				}
 				if p.pair {
 					guardtest.End(func() { settle(t, consumer, first.Copy(), second.Copy()) })
 				}
@@ -185,7 +201,7 @@ func TestAPanicOfTheUsersFunctionsCostsOneAttempt(t *testing.T) {
 				f.sub.queue("pay") <- second
 				stop := start(t, consumer)
 				p.await(t, f, 2)
-				f.sub.queue("pay") <- act("next")
+				f.sub.queue("pay") <- next
 				p.await(t, f, 3)
 				stop()
 				f.sub.wg.Wait()

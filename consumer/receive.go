@@ -3,8 +3,10 @@ package consumer
 import (
 	"cmp"
 	"crypto/sha256"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"mime"
 	"slices"
 	"strconv"
@@ -52,15 +54,20 @@ func (r *rejection) Unwrap() error { return r.err }
 // A receiver verifies and reads messages. It decides by the message alone, and does no I/O except in Verify.
 type receiver struct {
 	routes     map[routeKey]route
-	formats    []string // knownFormats
+	formats    []string                         // knownFormats
+	open       func(msg *message.Message) error // Options.Open
 	verifier   func(topic string, msg *message.Message) error
+	identity   Identity
 	maxPayload int
 }
 
-// receive verifies msg, which has just arrived, before it believes anything in msg, and reads it. One exception: it
-// checks the version of the format first. A version can only make a dead letter of msg, and Verify need not
-// understand other versions. After an error ([ErrVerifyLater]) nothing is decided.
+// receive verifies msg, which has just arrived, before it believes anything in msg, and reads it. Two exceptions: it
+// opens the envelope, and checks the version of the format. A version can only make a dead letter of msg, and Verify
+// need not understand other versions. After an error ([ErrVerifyLater]) nothing is decided.
 func (r *receiver) receive(topic string, msg *message.Message) (*received, *rejection, error) {
+	if rejected := r.openEnvelope(msg); rejected != nil {
+		return nil, rejected, nil
+	}
 	if rejected := r.checkFormat(msg); rejected != nil {
 		return nil, rejected, nil
 	}
@@ -83,6 +90,17 @@ func (r *receiver) receiveAgain(topic string, msg *message.Message) (*received, 
 		rejected = &rejection{reason: ReasonUnverified, err: err}
 	}
 	return m, rejected
+}
+
+// openEnvelope calls Options.Open. An envelope has room for a payload in base64; a larger one is left to readVerified.
+func (r *receiver) openEnvelope(msg *message.Message) *rejection {
+	if r.open == nil || len(msg.Payload)/2 > r.maxPayload {
+		return nil
+	}
+	if err := callGuarded(func() error { return r.open(msg) }); err != nil {
+		return &rejection{reason: ReasonUndecodable, err: fmt.Errorf("option Open: %w", err)}
+	}
+	return nil
 }
 
 // knownFormats are the versions of the message format that this binary reads. A message of version 1 need not have
@@ -122,6 +140,9 @@ func (r *receiver) readMessage(topic string, msg *message.Message) (*received, *
 
 // readVerified reads a verified message of a known format. Any bytes give a received message or a rejection.
 func (r *receiver) readVerified(topic string, msg *message.Message) (*received, *rejection) {
+	if rejected := r.identifyForeign(topic, msg); rejected != nil {
+		return nil, rejected
+	}
 	m, rejected := r.readAddress(topic, msg)
 	if len(msg.Payload) > r.maxPayload {
 		err := fmt.Errorf("payload has %d bytes, the limit is %d", len(msg.Payload), r.maxPayload)
@@ -130,16 +151,85 @@ func (r *receiver) readVerified(topic string, msg *message.Message) (*received, 
 	if rejected != nil {
 		return nil, rejected
 	}
-	if err := checkContentType(msg.Metadata.Get(outbox.PropertyContentType)); err != nil {
-		return nil, &rejection{ReasonUndecodable, err, m}
-	}
-	body, err := decodePayload(m.input, msg.Payload)
+	body, err := decodeBody(m.input, msg.Metadata.Get(outbox.PropertyContentType), msg.Payload)
 	if err != nil {
-		return nil, &rejection{ReasonUndecodable, fmt.Errorf("payload: %w", err), m}
+		return nil, &rejection{ReasonUndecodable, err, m}
 	}
 	sum := sha256.Sum256(msg.Payload)
 	m.digest, m.body = sum[:], body
 	return m, nil
+}
+
+// identifyForeign gives msg the headers of sagamill if it has none and Options.Identity names it. A payload over the
+// limit is left to readVerified, so that Identity need not look at it.
+func (r *receiver) identifyForeign(topic string, msg *message.Message) *rejection {
+	if _, named := msg.Metadata[outbox.HeaderKey]; named || r.identity == nil || len(msg.Payload) > r.maxPayload {
+		return nil
+	}
+	var scope, key, n string
+	err := callGuarded(func() (err error) {
+		scope, key, n, err = r.identity(msg)
+		return err
+	})
+	if err == nil {
+		err = checkIdentity(scope, key, n)
+	}
+	if err != nil {
+		return &rejection{reason: ReasonIdentity, err: fmt.Errorf("option Identity: %w", err)}
+	}
+	metadata := message.Metadata{}
+	maps.Copy(metadata, msg.Metadata) // a publisher in this process may still hold the map
+	typ, step := r.routeForeign(topic, metadata[outbox.PropertyType])
+	metadata[outbox.HeaderScope] = scope
+	metadata[outbox.HeaderKey] = stepkey.Key{Key: key, Step: step, N: n}.String()
+	metadata[outbox.PropertyType] = typ
+	if metadata[outbox.PropertyTimestamp] == "" && uuidTime(msg.UUID).IsZero() {
+		metadata[outbox.PropertyTimestamp] = time.Now().UTC().Format(time.RFC3339)
+	}
+	msg.Metadata = metadata
+	return nil
+}
+
+// checkIdentity returns an error that names the part of an identity that is outside its limits. It does not repeat
+// the part, which may hold anything.
+func checkIdentity(scope, key, n string) error {
+	if !usableScope(scope) {
+		return fmt.Errorf("the scope must be 1 to %d printable bytes", outbox.MaxScope)
+	}
+	if strings.HasPrefix(n, ".") {
+		return errors.New("n must not begin with a dot")
+	}
+	return stepkey.Key{Key: key, Step: foreignStep, N: n}.Check()
+}
+
+func usableScope(scope string) bool {
+	return scope != "" && len(scope) <= outbox.MaxScope && cleantext.Printable(scope)
+}
+
+// foreignStep is the step in the key of a message that belongs to no step of this consumer.
+const foreignStep = "unknown"
+
+// routeForeign returns the type with which a message on topic is routed, and the name of its step. A message without
+// a type belongs to the only input on the topic. That of [FromWatermill] takes any type, if it is the only one.
+func (r *receiver) routeForeign(topic, typ string) (routed, step string) {
+	if to, ok := r.routes[routeKey{topic, typ}]; ok {
+		return typ, to.step.Name
+	}
+	inputs := 0
+	routed, step = typ, foreignStep
+	for key, to := range r.routes {
+		if key.topic != topic {
+			continue
+		}
+		inputs++
+		if typ == "" || to.input.anyType {
+			routed, step = key.typ, to.step.Name
+		}
+	}
+	if inputs > 1 {
+		return typ, foreignStep
+	}
+	return routed, step
 }
 
 type routeKey struct{ topic, typ string }
@@ -169,7 +259,7 @@ func (r *receiver) readAddress(topic string, msg *message.Message) (*received, *
 	if scope == "" {
 		return reject(ReasonScopeMissing, "header %s is missing or empty", outbox.HeaderScope)
 	}
-	if len(scope) > outbox.MaxScope || !cleantext.Printable(scope) {
+	if !usableScope(scope) {
 		return reject(ReasonScopeMalformed, "header %s must be at most %d printable bytes", outbox.HeaderScope, outbox.MaxScope)
 	}
 	typ := header(outbox.PropertyType)
@@ -194,34 +284,62 @@ func (r *receiver) readAddress(topic string, msg *message.Message) (*received, *
 	}, nil
 }
 
-// checkContentType returns an error if the property content-type excludes what [On] decodes: JSON in UTF-8. A
-// missing property is accepted.
-func checkContentType(value string) error {
-	if value == "" {
+// decodeBody decodes a payload by the codec for its content type.
+func decodeBody(in Input, contentType string, payload []byte) (body any, err error) {
+	err = callGuarded(func() (err error) { // a panic, as in an UnmarshalJSON, would end the process
+		var codec outbox.Codec
+		if !in.raw {
+			if codec, err = in.findCodec(contentType); err != nil {
+				return err
+			}
+		}
+		if body, err = in.decode(codec, payload); err != nil {
+			return fmt.Errorf("payload: %w", err)
+		}
 		return nil
-	}
-	media, params, err := mime.ParseMediaType(value)
-	if err != nil {
-		return errors.New("property content-type is malformed") // its text can hold anything
-	}
-	if media != "application/json" && media != "text/json" && !strings.HasSuffix(media, "+json") {
-		return errors.New("property content-type does not say JSON")
-	}
-	switch strings.ToLower(params["charset"]) {
-	case "", "utf-8", "utf8", "us-ascii":
-		return nil
-	}
-	return errors.New("property content-type names another charset than UTF-8")
-}
-
-// decodePayload decodes the body. A panic in its UnmarshalJSON is an error: else one message would end the process.
-func decodePayload(in Input, payload []byte) (body any, err error) {
-	err = callGuarded(func() (err error) {
-		body, err = in.decode(payload)
-		return err
 	})
 	return body, err
 }
+
+// findCodec returns the codec for a content type.
+func (in *Input) findCodec(contentType string) (outbox.Codec, error) {
+	if contentType == "" {
+		return jsonCodec{}, nil
+	}
+	media, params, err := mime.ParseMediaType(contentType)
+	if err != nil {
+		return nil, errors.New("property content-type is malformed") // its text can hold anything
+	}
+	for _, c := range in.Codecs {
+		if c.Reads(media) {
+			return c, nil
+		}
+	}
+	if strings.HasPrefix(media, "application/cloudevents") {
+		return nil, errors.New("the message is a CloudEvent: set option Open, see package cloudevents")
+	}
+	if !(jsonCodec{}).Reads(media) {
+		return nil, fmt.Errorf("property content-type: %.60q is neither JSON nor of the step's Codecs", media)
+	}
+	switch strings.ToLower(params["charset"]) {
+	case "", "utf-8", "utf8", "us-ascii":
+		return jsonCodec{}, nil
+	}
+	return nil, errors.New("property content-type names another charset than UTF-8")
+}
+
+// jsonCodec is strict: see [DecodeJSON].
+type jsonCodec struct{}
+
+func (jsonCodec) ContentType() string { return "application/json" }
+
+func (jsonCodec) Reads(media string) bool {
+	return media == "application/json" || media == "text/json" || strings.HasSuffix(media, "+json")
+}
+
+func (jsonCodec) Encode(body any) ([]byte, error) { return json.Marshal(body) }
+
+func (jsonCodec) Decode(payload []byte, into any) error { return DecodeJSON(payload, into) }
 
 // Reason says why a message is parked or a dead letter.
 type Reason string
@@ -232,12 +350,14 @@ const (
 	ReasonKeyMalformed   Reason = "key-malformed"
 	ReasonScopeMissing   Reason = "scope-missing"
 	ReasonScopeMalformed Reason = "scope-malformed"
+	ReasonIdentity       Reason = "identity-unusable" // Options.Identity has failed, or what it returned is outside the limits
 	ReasonTypeMissing    Reason = "type-missing"
 	ReasonTypeUnknown    Reason = "type-unknown"
 	ReasonTooLarge       Reason = "too-large"
 	ReasonUndecodable    Reason = "undecodable"
 	ReasonKeyReused      Reason = "key-reused"         // the identity was used for another payload
 	ReasonTerminal       Reason = "terminal"           // the handler said that no attempt can succeed
+	ReasonEmitInvalid    Reason = "emit-invalid"       // the handler wrote or emitted a message that the outbox refuses: [outbox.ErrInvalid]
 	ReasonExhausted      Reason = "attempts-exhausted" // MaxAttempts entries into the handler
 	ReasonActionDead     Reason = "action-dead"        // a compensation of a step whose action is a dead letter
 	ReasonWaits          Reason = "waits-for-action"   // a compensation of a step whose action is parked

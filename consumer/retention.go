@@ -136,7 +136,7 @@ func (s *Sweeper) Run(ctx context.Context) error {
 			wait, failures = max(s.jitterInterval(), rest), 0
 		case ctx.Err() == nil:
 			failures++
-			s.opts.Logger.ErrorContext(ctx, "consumer: old rows of the inbox stay for now", "failures", failures, "error", sqlschema.Explain(err))
+			s.opts.Logger.ErrorContext(ctx, "consumer: old rows of the inbox could not be deleted, trying again later", "failures", failures, "error", sqlschema.Explain(err))
 			wait = backoff.Policy{Base: min(sweepRetry, s.opts.Interval), Cap: s.opts.Interval}.Wait(failures)
 		}
 	}

@@ -102,7 +102,7 @@ func (t *retrier) runLoop(ctx, work context.Context) {
 		switch {
 		case err != nil:
 			failures++
-			t.reporter.log.ErrorContext(ctx, "consumer: parked messages cannot be taken", "failures", failures, "error", sqlschema.Explain(err))
+			t.reporter.log.ErrorContext(ctx, "consumer: messages that are due for a retry could not be taken, trying again", "failures", failures, "error", sqlschema.Explain(err))
 		case len(rows) > 0:
 			idle, failures = 0, 0
 		default:
@@ -231,7 +231,7 @@ func (t *retrier) runParkedMessage(ctx context.Context, row *parkedRow) {
 	}
 	switch {
 	case err != nil:
-		t.reporter.log.ErrorContext(ctx, "consumer: parked message is not decided", "step", row.Step, "message_id", string(row.MessageID), "error", sqlschema.Explain(err))
+		t.reporter.log.ErrorContext(ctx, "consumer: the outcome of a retry could not be recorded, the message runs again after its lease", "step", row.Step, "message_id", string(row.MessageID), "error", sqlschema.Explain(err))
 	case a != nil:
 		t.settler.wakeAfterCommit(a)
 	}

@@ -83,6 +83,8 @@ func (a *attempt) failureOf(cause error) failure {
 	switch {
 	case errors.As(cause, &rejected):
 		f.reason, f.dead = rejected.reason, true
+	case errors.Is(cause, outbox.ErrInvalid): // a mistake in the handler, which no attempt changes
+		f.reason, f.dead = ReasonEmitInvalid, true
 	case errors.Is(cause, ErrTerminal):
 		f.reason, f.dead = ReasonTerminal, true
 	case errors.Is(cause, ErrParked):

@@ -1,12 +1,15 @@
 package consumer
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"crypto/sha256"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"strconv"
 	"time"
 
@@ -86,14 +89,20 @@ type Step struct {
 	Ordered bool
 }
 
-// An Input is a message type with its handler. Make one with [On] or [Effect].
+// An Input is a message type with its handler. Make one with [On], [OnBytes], [Effect] or [FromWatermill].
 type Input struct {
 	Topic string // where the message is published
 	Type  string // its type; default: Topic
 
-	decode func(payload []byte) (any, error)
-	run    func(ctx context.Context, tx pgx.Tx, d Delivery, body any, emit Emit) error
-	effect *effect // instead of run
+	// Codecs read bodies that are no JSON. The content type of a message decides which one: the first that reads it.
+	// JSON is read besides, and is meant where a message has no content type. Default: none.
+	Codecs []outbox.Codec
+
+	decode  func(c outbox.Codec, payload []byte) (any, error) // c is nil if the Input is raw
+	run     func(ctx context.Context, tx pgx.Tx, d Delivery, body any, emit Emit) error
+	effect  *effect // instead of run
+	raw     bool    // the payload is not decoded
+	anyType bool    // a foreign message of any type is for it: see FromWatermill
 }
 
 // A Handler does a step's work in tx, which it must not end. The messages it emits are published if and only if tx
@@ -151,9 +160,9 @@ func (d *Delivery) EffectKey() string {
 // joinedN is the n of the step key: part of the identity of the step.
 func (d *Delivery) joinedN() string { return stepkey.JoinN(d.Incarnation, d.N) }
 
-// On returns an Input that hands messages of topic to h, with the payload decoded from JSON. The message's type is
-// the topic's name, unless the returned Input's Type is set to another. A payload that is not a T, or gives a member
-// twice, is a dead letter.
+// On returns an Input that hands messages of topic to h, with the payload decoded from JSON or by one of the Input's
+// Codecs. The message's type is the topic's name, unless the returned Input's Type is set to another. A payload that is
+// not a T, or that gives a member of JSON twice, is a dead letter.
 func On[T any](topic string, h Handler[T]) Input {
 	in := Input{Topic: topic, Type: topic, decode: decodeAs[T]}
 	if h != nil { // New reports a nil handler
@@ -164,9 +173,111 @@ func On[T any](topic string, h Handler[T]) Input {
 	return in
 }
 
-func decodeAs[T any](payload []byte) (any, error) {
+// OnBytes is [On] for payloads of any content type, which h gets as they came.
+func OnBytes(topic string, h Handler[[]byte]) Input {
+	in := Input{Topic: topic, Type: topic, raw: true, decode: keepPayload}
+	if h != nil {
+		in.run = func(ctx context.Context, tx pgx.Tx, d Delivery, body any, emit Emit) error {
+			return h(ctx, tx, Message[[]byte]{Delivery: d, Body: body.([]byte)}, emit)
+		}
+	}
+	return in
+}
+
+func keepPayload(_ outbox.Codec, payload []byte) (any, error) { return payload, nil }
+
+// FromWatermill returns a step that hands the messages of topic to h, a handler for a watermill Router. h gets a copy
+// of the message, with its payload as it came, in any content type. It may ack or not: the step acks after COMMIT. A
+// nack, an error or a panic fails the attempt. h may write to the database in the step's transaction: see [TxFrom].
+//
+// The step is Single, since h was written to act outside a transaction: such an act can happen twice, as it could in a
+// Router. Set the other fields of the Step as they are needed. Messages without headers of sagamill need
+// [Options].Identity. Middleware of the Router is put around h here.
+func FromWatermill(name, topic string, h message.NoPublishHandlerFunc) Step {
+	step := FromWatermillHandler(name, topic, topic, func(msg *message.Message) ([]*message.Message, error) {
+		return nil, h(msg)
+	})
+	if h == nil {
+		step.Action.run = nil
+	}
+	return step
+}
+
+// FromWatermillHandler is [FromWatermill] for a handler that produces messages. They go through the outbox to
+// publishTopic, if and only if the transaction commits.
+//
+// A produced message is of the saga of the handled one, and its n is a digest of the step, of the handled message's n
+// and of its place among those produced. Its metadata become headers, except those that the outbox sets: the UUID is
+// new, and trace headers and correlation id are those of the handled message unless h has set others. Its type is
+// publishTopic unless h has set another than that of the handled message.
+func FromWatermillHandler(name, topic, publishTopic string, h message.HandlerFunc) Step {
+	in := Input{Topic: topic, Type: topic, raw: true, anyType: true, decode: keepPayload}
+	if h != nil && publishTopic != "" {
+		in.run = func(ctx context.Context, tx pgx.Tx, d Delivery, _ any, emit Emit) error {
+			produced, err := runWatermillHandler(ctx, tx, &d, h)
+			if err != nil {
+				return err
+			}
+			for place, msg := range produced {
+				emit(producedMessage(&d, publishTopic, place, msg))
+			}
+			return nil
+		}
+	}
+	return Step{Name: name, Action: in, Single: true}
+}
+
+// runWatermillHandler calls h with a copy of the message, whose context has tx.
+func runWatermillHandler(ctx context.Context, tx pgx.Tx, d *Delivery, h message.HandlerFunc) ([]*message.Message, error) {
+	msg := message.NewMessage(d.ID, bytes.Clone(d.Payload))
+	maps.Copy(msg.Metadata, d.Metadata)
+	msg.SetContext(context.WithValue(ctx, txOfHandler{}, tx))
+	produced, err := h(msg)
+	if err != nil {
+		return nil, err
+	}
+	select {
+	case <-msg.Nacked():
+		return nil, errors.New("consumer: the watermill handler has nacked the message")
+	default:
+		return produced, nil
+	}
+}
+
+// txOfHandler is the key of the transaction in the context of a watermill handler.
+type txOfHandler struct{}
+
+// TxFrom returns the transaction of the step, from the context of the message that [FromWatermill] has handed to a
+// handler. The handler must not end it. Elsewhere, as in the old Router, ok is false.
+func TxFrom(ctx context.Context) (tx pgx.Tx, ok bool) {
+	tx, ok = ctx.Value(txOfHandler{}).(pgx.Tx)
+	return tx, ok
+}
+
+// producedMessage returns the message of the outbox for one that a watermill handler has produced.
+func producedMessage(d *Delivery, topic string, place int, msg *message.Message) outbox.Message {
+	m := outbox.Message{
+		Topic: topic, Type: topic, Step: d.Step, Payload: msg.Payload, Headers: map[string]string{},
+		N:             fieldhash.Hex(sha256.New(), d.Step, d.N, strconv.Itoa(place))[:16],
+		CorrelationID: msg.Metadata[outbox.PropertyCorrelation],
+	}
+	if typ := msg.Metadata[outbox.PropertyType]; typ != "" && typ != d.Type {
+		m.Type = typ
+	}
+	if m.ContentType = msg.Metadata[outbox.PropertyContentType]; m.ContentType == "" && !json.Valid(msg.Payload) {
+		m.ContentType = "application/octet-stream"
+	}
+	for name, value := range msg.Metadata {
+		if !outbox.ReservedHeader(name) {
+			m.Headers[name] = value
+		}
+	}
+	return m
+}
+
+func decodeAs[T any](c outbox.Codec, payload []byte) (any, error) {
 	body := new(T)
-	return body, DecodeJSON(payload, body)
+	return body, c.Decode(payload, body)
 }
 
 // DecodeJSON is json.Unmarshal without the leniencies that can change the meaning of a message. It refuses a member
@@ -219,9 +330,9 @@ func (in Input) Invoke(ctx context.Context, tx pgx.Tx, d Delivery) ([]outbox.Mes
 	if in.decode == nil || in.missingFunction() != "" {
 		return nil, errors.New("consumer: Invoke of an Input that was not made with On or Effect")
 	}
-	body, err := decodePayload(in, d.Payload)
+	body, err := decodeBody(in, d.Metadata.Get(outbox.PropertyContentType), d.Payload)
 	if err != nil {
-		return nil, Terminal(fmt.Errorf("payload: %w", err))
+		return nil, Terminal(err)
 	}
 	a := &attempt{received: received{Delivery: d}}
 	out := &collector{job: a, log: cleantext.Logger(slog.Default())}

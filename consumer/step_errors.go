@@ -52,10 +52,15 @@ func callGuarded(do func() error) error {
 		return err
 	}
 	if cause, ok := panicked.Value.(error); ok && errors.Is(cause, outbox.ErrInvalid) {
-		return Terminal((*PanicError)(panicked))
+		return Terminal(invalidPanic{(*PanicError)(panicked)})
 	}
 	return (*PanicError)(panicked)
 }
+
+// An invalidPanic is a panic with an [outbox.ErrInvalid].
+type invalidPanic struct{ *PanicError }
+
+func (e invalidPanic) Unwrap() []error { return []error{e.PanicError, outbox.ErrInvalid} }
 
 // MaxRetryAfter is the longest wait that a handler can ask for.
 const MaxRetryAfter = 24 * time.Hour
@@ -71,7 +76,8 @@ func (e parkedError) Unwrap() []error { return []error{ErrParked, e.err} }
 
 // Park wraps err so that the message becomes a dead letter at once, as by [Terminal], for another reason: the
 // message is fine, but a person must look before the handler goes on, such as at a payment over a limit. The attempt
-// is not counted. A redrive gives the message all its attempts again. nil stays nil.
+// is not counted. A redrive gives the message all its attempts again. An orchestrated saga waits for the person, or
+// until the step's deadline: see package saga. nil stays nil.
 func Park(err error) error {
 	if err == nil {
 		return nil

@@ -324,7 +324,7 @@ func TestSweeperRun(t *testing.T) {
 		Logger: slog.New(slog.NewTextHandler(writerTo(failed), nil)),
 	})
 	go func() { done <- s.Run(ctx) }()
-	if line := <-failed; !strings.Contains(line, "old rows of the inbox stay for now") {
+	if line := <-failed; !strings.Contains(line, "old rows of the inbox could not be deleted") {
 		t.Errorf("log %q", line)
 	}
 	f.exec(t, "ALTER TABLE {schema}.elsewhere RENAME TO inbox")

@@ -86,7 +86,7 @@ func (s *Sweeper) Run(ctx context.Context) error {
 		if err == nil {
 			failures = 0
 		} else if ctx.Err() == nil {
-			s.opts.Logger.ErrorContext(ctx, "idemkey: expired records stay for now", "error", err, "failures", failures)
+			s.opts.Logger.ErrorContext(ctx, "idemkey: expired records could not be deleted, trying again later", "error", err, "failures", failures)
 		}
 	}
 }

@@ -13,6 +13,9 @@ import (
 	"github.com/sagamill/sagamill/consumer"
 )
 
+// ErrInvalid reports a filter or options that make no sense. Nothing has changed.
+var ErrInvalid = errors.New("operator: invalid options")
+
 // ErrNoDeadLetter reports that no message with this id is in the expected state: it was
 // redriven, discarded, run or published, or it never existed.
 var ErrNoDeadLetter = errors.New("operator: no such dead letter")

@@ -30,6 +30,11 @@ type Instance struct {
 	Reason   string // why it compensates or is stuck; or the error that keeps an orchestrator from continuing
 	Tries    int    // timer attempts since the instance last moved, failed ones included
 
+	// Step and WaitsFor are set by [Instances.List], for live instances whose plan is registered: the steps that hold
+	// the instance up, separated by commas, and what for.
+	Step     string
+	WaitsFor WaitsFor
+
 	StartedAt time.Time
 	UpdatedAt time.Time // the last change
 	DueAt     time.Time // when an orchestrator continues it; zero: after a reply or a decision
@@ -122,7 +127,7 @@ func (n *Instances) List(ctx context.Context, filter InstanceFilter, after saga.
 	if err != nil {
 		return nil, fmt.Errorf("operator: list instances: %w", sqlschema.Explain(err))
 	}
-	return all, nil
+	return all, n.addWaits(ctx, all)
 }
 
 // Count counts the instances that filter picks.
@@ -182,4 +187,117 @@ func (n *Instances) readMachine(ctx context.Context, tx pgx.Tx, name string, ver
 		return nil, fmt.Errorf("%w: %s, version %d: %w", ErrPlanUnknown, name, version, err)
 	}
 	return m, nil
+}
+
+// A WaitsFor says what moves a live instance on.
+type WaitsFor string
+
+// What an instance can wait for.
+const (
+	WaitsForPerson       WaitsFor = "person"       // a step is stuck, or the instance is paused: decide about it
+	WaitsForParticipant  WaitsFor = "participant"  // a person decides at the participant, about its dead letter
+	WaitsForReply        WaitsFor = "reply"        // of a participant; if it comes too late, the instance hangs
+	WaitsForNested       WaitsFor = "nested saga"  // which is another instance
+	WaitsForAttempt      WaitsFor = "next attempt" // at DueAt
+	WaitsForOrchestrator WaitsFor = "orchestrator" // which has work to do
+)
+
+// EndStep stands for the call of [saga.Definition.OnEnd] in the place of the name of a step.
+const EndStep = "(on-end)"
+
+// maxListedProgress is how many bytes of a progress a list reads. A progress with larger messages names no step.
+const maxListedProgress = 64 << 10
+
+// addWaits sets Step and WaitsFor of the live instances in all. Those whose plan is not known stay without.
+func (n *Instances) addWaits(ctx context.Context, all []Instance) error {
+	at := map[[3]string]*Instance{}
+	var scopes, keys, paths []string
+	for k := range all {
+		i := &all[k]
+		if i.EndedAt.IsZero() {
+			at[[3]string{i.Scope, i.Key, i.Path}] = i
+			scopes, keys, paths = append(scopes, i.Scope), append(keys, i.Key), append(paths, i.Path)
+		}
+	}
+	if len(scopes) == 0 {
+		return nil
+	}
+	machines := map[string]*machine.Machine{}
+	rows, _ := n.db.Query(ctx, n.sql.readWaits, scopes, keys, paths, maxListedProgress)
+	var address [3]string
+	var progress, plan string
+	_, err := pgx.ForEachRow(rows, []any{&address[0], &address[1], &address[2], &progress, &plan}, func() error {
+		m, known := machines[plan]
+		if !known {
+			m = compilePlan(plan)
+			machines[plan] = m
+		}
+		var p machine.Progress
+		if m != nil && json.Unmarshal([]byte(progress), &p) == nil && m.Fits(&p) {
+			at[address].Step, at[address].WaitsFor = waitsOf(m, &p)
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("operator: list instances: %w", sqlschema.Explain(err))
+	}
+	return nil
+}
+
+// compilePlan returns nil for a plan that this binary does not know.
+func compilePlan(text string) *machine.Machine {
+	var p machine.Plan
+	if json.Unmarshal([]byte(text), &p) != nil {
+		return nil
+	}
+	m, err := machine.Compile(p)
+	if err != nil {
+		return nil
+	}
+	return m
+}
+
+// waitsOf returns the steps that hold an instance up, and what for. A person comes before all else.
+func waitsOf(m *machine.Machine, p *machine.Progress) (steps string, what WaitsFor) {
+	by := map[WaitsFor][]string{}
+	for k := range p.Steps {
+		if what := waitOfStep(m, k+1, &p.Steps[k]); what != "" {
+			by[what] = append(by[what], m.Step(k+1).Name)
+		}
+	}
+	switch {
+	case p.End.Stuck:
+		by[WaitsForPerson] = append(by[WaitsForPerson], EndStep)
+	case p.End.Due != 0:
+		by[WaitsForAttempt] = append(by[WaitsForAttempt], EndStep)
+	}
+	if p.Paused && len(by[WaitsForPerson]) == 0 {
+		return "", WaitsForPerson
+	}
+	for _, what := range []WaitsFor{WaitsForPerson, WaitsForParticipant, WaitsForReply, WaitsForNested, WaitsForAttempt} {
+		if len(by[what]) > 0 {
+			return strings.Join(by[what], ","), what
+		}
+	}
+	return "", WaitsForOrchestrator
+}
+
+// waitOfStep returns what a step waits for, "" for nothing.
+func waitOfStep(m *machine.Machine, id int, s *machine.Step) WaitsFor {
+	switch s.State {
+	case machine.Stuck, machine.UndoStuck:
+		return WaitsForPerson
+	case machine.Waiting, machine.UndoWaiting:
+		return WaitsForAttempt
+	case machine.InFlight, machine.Undoing:
+	default:
+		return ""
+	}
+	switch {
+	case s.Held:
+		return WaitsForParticipant
+	case m.Step(id).Kind == machine.Nested:
+		return WaitsForNested
+	}
+	return WaitsForReply
 }

@@ -11,7 +11,6 @@ import (
 	"github.com/jackc/pgx/v5/pgtype/zeronull"
 
 	"github.com/sagamill/sagamill/internal/sqlschema"
-	"github.com/sagamill/sagamill/outbox"
 )
 
 // A LocateFilter names a saga.
@@ -27,7 +26,7 @@ type LocateFilter struct {
 // requireKey returns an error unless f names a saga.
 func (f *LocateFilter) requireKey() error {
 	if f.Key == "" {
-		return fmt.Errorf("%w: to locate messages needs a Key", outbox.ErrInvalid)
+		return fmt.Errorf("%w: to locate messages needs a Key", ErrInvalid)
 	}
 	return nil
 }
@@ -124,7 +123,7 @@ func (l *Locator) Inbox(ctx context.Context, tx pgx.Tx, f LocateFilter) (found I
 
 // ErrMoved reports that the relay has emptied a table after the snapshot of the transaction. The progress of
 // publishing at the snapshot is then unknown. Look again in a new transaction, and begin it with [Locator.Pin].
-var ErrMoved = errors.New("outbox: how far the log is published has moved on while it was read")
+var ErrMoved = errors.New("operator: the position of the relay moved while it was read; read again")
 
 // A Place says where an outbox has a message.
 type Place string

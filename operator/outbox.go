@@ -17,7 +17,6 @@ import (
 	"github.com/sagamill/sagamill/internal/journal"
 	"github.com/sagamill/sagamill/internal/outboxsql"
 	"github.com/sagamill/sagamill/internal/sqlschema"
-	"github.com/sagamill/sagamill/outbox"
 )
 
 // outboxIdle is the limit for an idle transaction on the outbox, in milliseconds. A process
@@ -242,7 +241,7 @@ func (d *outboxLetters) filterArgs(ctx context.Context, f Filter, after int64, o
 	if f.MessageID != "" {
 		id, err := uuid.Parse(f.MessageID)
 		if err != nil {
-			return nil, fmt.Errorf("%w: MessageID is not a UUID", outbox.ErrInvalid)
+			return nil, fmt.Errorf("%w: MessageID is not a UUID", ErrInvalid)
 		}
 		message = &id
 	}

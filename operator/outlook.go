@@ -57,6 +57,9 @@ func undoWave(m *machine.Machine, p *machine.Progress) (wave []string) {
 		}
 	}
 	for _, task := range m.Next(p) {
+		if task.Kind == machine.OnEnd {
+			return nil // nothing is left to undo
+		}
 		_ = m.Apply(p, machine.Event{Kind: machine.Sent, Step: task.ID, Undo: true})
 	}
 	var undone []int

@@ -33,7 +33,7 @@ const (
 )
 
 // ErrNotKept reports that the log of an outbox holds no message to replay.
-var ErrNotKept = errors.New("outbox: nothing is kept of it")
+var ErrNotKept = errors.New("operator: the outbox retains no such message")
 
 // A NotKeptError is an [ErrNotKept] with the reason.
 type NotKeptError struct {
@@ -45,7 +45,7 @@ type NotKeptError struct {
 func (e *NotKeptError) Error() string {
 	switch {
 	case e.Oldest.IsZero():
-		return fmt.Sprintf("%v in schema %s: its log is empty; RelayOptions.Retention says how long published messages are kept, by default not at all", ErrNotKept, e.Schema)
+		return fmt.Sprintf("%v in schema %s: its log is empty; RelayOptions.Retention says how long published messages are kept", ErrNotKept, e.Schema)
 	default:
 		return fmt.Sprintf("%v in schema %s: it wrote no such message, or not since %s, from when the oldest is that it holds; RelayOptions.Retention says how long published messages are kept",
 			ErrNotKept, e.Schema, e.Oldest.UTC().Format(time.RFC3339))
@@ -69,11 +69,11 @@ type ReplayFilter struct {
 func (f *ReplayFilter) validate() error {
 	switch {
 	case f.Key == "" && f.Since.IsZero():
-		return fmt.Errorf("%w: a replay needs a Key or a Since", outbox.ErrInvalid)
+		return fmt.Errorf("%w: a replay needs a Key or a Since", ErrInvalid)
 	case !f.Since.IsZero() && !f.Until.IsZero() && !f.Since.Before(f.Until):
-		return fmt.Errorf("%w: nothing is written since %s and until %s", outbox.ErrInvalid, f.Since.Format(time.RFC3339), f.Until.Format(time.RFC3339))
+		return fmt.Errorf("%w: nothing is written since %s and until %s", ErrInvalid, f.Since.Format(time.RFC3339), f.Until.Format(time.RFC3339))
 	case f.After < 0:
-		return fmt.Errorf("%w: After is negative", outbox.ErrInvalid)
+		return fmt.Errorf("%w: After is negative", ErrInvalid)
 	}
 	return nil
 }
@@ -141,7 +141,7 @@ func (r *Replayer) List(ctx context.Context, tx pgx.Tx, f ReplayFilter) ([]Logge
 	case err != nil:
 		return nil, err
 	case len(logged) > MaxReplay:
-		return nil, fmt.Errorf("%w: more than %d messages to replay", outbox.ErrInvalid, MaxReplay)
+		return nil, fmt.Errorf("%w: more than %d messages to replay", ErrInvalid, MaxReplay)
 	case len(logged) == 0:
 		return nil, r.explainEmpty(ctx, tx)
 	}
@@ -276,7 +276,7 @@ func (r *Replayer) ReplayRange(ctx context.Context, f ReplayFilter, opts *RangeO
 		return p, err
 	}
 	if o.Rate < 0 {
-		return p, fmt.Errorf("%w: RangeOptions.Rate is negative", outbox.ErrInvalid)
+		return p, fmt.Errorf("%w: RangeOptions.Rate is negative", ErrInvalid)
 	}
 	through, err := r.surveyRange(ctx, f, &p)
 	if err != nil {

@@ -50,6 +50,14 @@ SELECT {listed} FROM {schema}.saga WHERE scope = $1 AND key = $2 ORDER BY path`
 const sqlReadPlan = `
 SELECT plan FROM {schema}.saga_definition WHERE name = $1 AND version = $2 AND starts_with(hash, $3)`
 
+// sqlReadWaits reads the progress of the instances at addresses, and the plan of each.
+const sqlReadWaits = `
+SELECT s.scope, s.key, s.path, s.progress, p.plan
+FROM unnest($1::text[], $2::text[], $3::text[]) AS w (scope, key, path)
+JOIN {schema}.saga AS s ON s.scope = w.scope AND s.key = w.key AND s.path = w.path
+JOIN {schema}.saga_definition AS p ON p.name = s.name AND p.version = s.version AND starts_with(p.hash, s.plan_hash)
+WHERE s.ended_at IS NULL AND length(s.progress) <= $4`
+
 // sqlReadJournal reads the decisions about an instance.
 const sqlReadJournal = `
 SELECT id, at, verb, step, who, why FROM {schema}.saga_journal WHERE scope = $1 AND key = $2 AND path = $3 ORDER BY id`
@@ -73,9 +81,9 @@ INSERT INTO {schema}.saga_journal (scope, key, path, verb, step, who, why) VALUE
 
 // instanceQueries are the statements of Instances for a schema.
 type instanceQueries struct {
-	list, count, findAddresses, readFamily string
-	readPlan, readJournal, readClock       string
-	decide, insertJournal                  string
+	list, count, findAddresses, readFamily      string
+	readPlan, readJournal, readClock, readWaits string
+	decide, insertJournal                       string
 }
 
 func newInstanceQueries(schema string) instanceQueries {
@@ -84,7 +92,7 @@ func newInstanceQueries(schema string) instanceQueries {
 	}
 	return instanceQueries{
 		list: bind(sqlListInstances), count: bind(sqlCountInstances), findAddresses: bind(sqlFindAddresses), readFamily: bind(sqlReadFamily),
-		readPlan: bind(sqlReadPlan), readJournal: bind(sqlReadJournal), readClock: bind(sqlReadClock),
+		readPlan: bind(sqlReadPlan), readWaits: bind(sqlReadWaits), readJournal: bind(sqlReadJournal), readClock: bind(sqlReadClock),
 		decide: bind(sqlDecideInstance), insertJournal: bind(sqlInsertJournal),
 	}
 }

@@ -196,8 +196,13 @@ func (t *Timeline) fillSteps(i *sagarow.Row, m *machine.Machine) {
 		t.Deadline = t.StartedAt.Add(d)
 	}
 	for _, task := range m.Next(&i.Progress) {
+		if task.Kind == machine.OnEnd {
+			t.Next = append(t.Next, "call "+EndStep)
+			continue
+		}
 		t.Next = append(t.Next, string(task.Kind)+" "+m.Step(task.ID).Name)
 	}
+	t.addEndCall(&i.Progress.End, id+1)
 }
 
 func (t *Timeline) addNodes(i *sagarow.Row, nodes []machine.Node, id *int, depth int) {
@@ -211,6 +216,21 @@ func (t *Timeline) addNodes(i *sagarow.Row, nodes []machine.Node, id *int, depth
 		*id++
 		t.addStep(i, n, *id, depth)
 	}
+}
+
+// addEndCall adds a call of OnEnd that has failed as a step behind all others.
+func (t *Timeline) addEndCall(c *machine.EndCall, number int) {
+	if c.Tries == 0 {
+		return
+	}
+	step := TimelineStep{Number: number, Name: EndStep, Kind: string(machine.Local), State: StepWaiting, Attempt: c.Tries, Reason: c.Reason}
+	if c.Stuck {
+		step.State = StepStuck
+	}
+	if c.Due != 0 {
+		step.Due = t.StartedAt.Add(c.Due.Duration())
+	}
+	t.Steps = append(t.Steps, step)
 }
 
 func (t *Timeline) addStep(i *sagarow.Row, n *machine.Node, id, depth int) {

@@ -145,7 +145,7 @@ func TestAFilterPicksDeadLetters(t *testing.T) {
 	if !slices.Equal(paged, ids) {
 		t.Errorf("in pages: %v, want %v", paged, ids)
 	}
-	if _, err := d.List(t.Context(), DeadFilter{MessageID: "7"}, 0, 1); !errors.Is(err, ErrInvalid) {
+	if _, err := d.List(t.Context(), DeadFilter{MessageID: "7"}, 0, 1); !errors.Is(err, ErrDeskInvalid) {
 		t.Errorf("List of no UUID = %v, want an ErrInvalid", err)
 	}
 }

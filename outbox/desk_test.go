@@ -114,8 +114,8 @@ type RangeProgress struct {
 var (
 	OpenDesk func(db *pgxpool.Pool, schema string) (Desk, error)
 
-	ErrNoDeadLetter, ErrNotKept, ErrMoved error
-	MaxList, MaxReplay                    int
+	ErrNoDeadLetter, ErrNotKept, ErrMoved, ErrDeskInvalid error
+	MaxList, MaxReplay                                    int
 )
 
 // The sizes of a batch of letters, and of one of a replay.

@@ -16,6 +16,7 @@ import (
 var _ = setDesk()
 
 func setDesk() bool {
+	outbox.ErrDeskInvalid = operator.ErrInvalid
 	outbox.ErrNoDeadLetter, outbox.ErrNotKept, outbox.ErrMoved = operator.ErrNoDeadLetter, operator.ErrNotKept, operator.ErrMoved
 	outbox.MaxList, outbox.MaxReplay = operator.MaxList, operator.MaxReplay
 	outbox.OpenDesk = func(db *pgxpool.Pool, schema string) (outbox.Desk, error) {

@@ -95,6 +95,19 @@ func ExampleValidate() {
 	// Output: true outbox: invalid message: Scope must be 1 to 255 printable bytes (message 1 of 1)
 }
 
+// Metadata of a received message that its successor may have.
+func ExampleReservedHeader() {
+	received := message.Metadata{"tenant": "acme", outbox.HeaderKey: "order-7:process-payment"}
+	passed := map[string]string{}
+	for name, value := range received {
+		if !outbox.ReservedHeader(name) {
+			passed[name] = value
+		}
+	}
+	fmt.Println(passed)
+	// Output: map[tenant:acme]
+}
+
 // What keeps the messages of a saga in their order, where a consumer is of one's own.
 func ExampleSagaKey() {
 	received := message.NewMessage("id", nil)

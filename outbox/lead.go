@@ -129,7 +129,7 @@ func (l *leader) goRounds(ctx, work context.Context) error {
 			return context.Cause(work)
 		case err != nil:
 			l.failures++
-			l.opts.Logger.ErrorContext(ctx, "outbox: relay", "schema", l.opts.Schema, "failures", l.failures, "error", err)
+			l.opts.Logger.ErrorContext(ctx, "outbox: a pass of the relay failed, trying again", "schema", l.opts.Schema, "failures", l.failures, "error", err)
 			l.signals.rested.Send(err)
 		default:
 			l.failures = 0
@@ -175,7 +175,7 @@ func (l *leader) doRound(ctx context.Context, stopping bool) (n int, err error) 
 	ctx, cancel := context.WithTimeout(ctx, databaseTimeout)
 	defer cancel()
 	if err := l.space.rotateLeaves(ctx, l.settler.at); err != nil && ctx.Err() == nil {
-		l.opts.Logger.WarnContext(ctx, "outbox: the log's tables do not rotate", "schema", l.opts.Schema, "error", err)
+		l.opts.Logger.WarnContext(ctx, "outbox: the tables of the log could not be rotated, trying again later", "schema", l.opts.Schema, "error", err)
 	}
 	return n, nil
 }

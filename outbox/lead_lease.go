@@ -208,7 +208,7 @@ func (l lease) releaseLease(ctx context.Context, epoch int64) {
 		_, err = l.db.Exec(ctx, l.sql.releaseLease, epoch)
 	}
 	if err != nil {
-		l.opts.Logger.WarnContext(ctx, "outbox: release the lease", "schema", l.opts.Schema, "error", err)
+		l.opts.Logger.WarnContext(ctx, "outbox: the lease of the relay could not be released, another relay waits until it ends", "schema", l.opts.Schema, "error", err)
 	}
 }
 

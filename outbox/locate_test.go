@@ -236,7 +236,7 @@ func TestLocateLimits(t *testing.T) {
 		t.Errorf("%d messages, more: %t; want %d that are not published", len(w.Messages), w.More, MaxList)
 	}
 	l := f.letters(t)
-	if _, err := l.Locate(t.Context(), nil, LocateFilter{Scope: "tenant"}); !errors.Is(err, ErrInvalid) {
+	if _, err := l.Locate(t.Context(), nil, LocateFilter{Scope: "tenant"}); !errors.Is(err, ErrDeskInvalid) {
 		t.Errorf("without a key: %v", err)
 	}
 	l, err := OpenDesk(f.pool, "nowhere")

@@ -100,9 +100,11 @@ func newFixtureOn(t *testing.T, pool *pgxpool.Pool, schema string) *fixture {
 	return &fixture{pool: pool, schema: schema, writer: w, broker: &scriptedBroker{}}
 }
 
+// relay is a relay of the fixture's outbox. Unless opts has a Retention, it keeps nothing.
 func (f *fixture) relay(t *testing.T, opts RelayOptions) *Relay {
 	t.Helper()
 	opts.Schema = f.schema
+	opts.Retention = stdcmp.Or(opts.Retention, NoRetention)
 	opts.DrainTimeout = stdcmp.Or(opts.DrainTimeout, time.Second)
 	opts.Logger = slog.New(slog.DiscardHandler)
 	r, err := NewRelay(f.pool, f.broker, &opts)
@@ -594,6 +596,7 @@ func TestOptionsAreChecked(t *testing.T) {
 		"PublishTimeout": {PublishTimeout: -1},
 		"DrainTimeout":   {DrainTimeout: -1},
 		"MaxAttempts":    {MaxAttempts: -1},
+		"Retention":      {Retention: -time.Hour},
 		"RetryCap":       {RetryBase: time.Hour},
 	} {
 		if _, err := NewRelay(f.pool, f.broker, &opts); err == nil || !strings.Contains(err.Error(), field) {

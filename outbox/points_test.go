@@ -408,7 +408,7 @@ func (f *field) lead(lease time.Duration) (stop func()) {
 // is not the newest publishes them again.
 func (f *field) retention() time.Duration {
 	if f.at.empties {
-		return 0
+		return outbox.NoRetention
 	}
 	return time.Hour
 }

@@ -64,7 +64,7 @@ func TestStorm(t *testing.T) {
 	if seed == 0 {
 		seed = rand.Uint64()
 	}
-	for name, keep := range map[string]time.Duration{"emptied": 0, "kept": time.Hour} {
+	for name, keep := range map[string]time.Duration{"emptied": NoRetention, "kept": time.Hour} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s := &storm{fixture: newFixture(t, sqlCreateAccount), t: t, seed: seed, keep: keep, committed: map[string]bool{}}

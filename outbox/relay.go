@@ -56,7 +56,11 @@ type RelayOptions struct {
 
 	RotateBytes int64         // size at which the log goes on in another table; default: 64 MiB
 	RotateAfter time.Duration // age at which it does; default: 1 min
-	Retention   time.Duration // how long published messages are kept at least; default: not at all
+
+	// Retention is how long published messages are kept at least: as long as a lost queue, or a
+	// database that was set back, can be made good by a replay (package operator). Default: 1 h;
+	// [NoRetention]: they are removed as soon as that costs nothing.
+	Retention time.Duration
 
 	// Observer is called with published messages that have a trace: see package telemetry.
 	// Default: none.
@@ -64,6 +68,9 @@ type RelayOptions struct {
 
 	Logger *slog.Logger // default: slog.Default()
 }
+
+// NoRetention is the [RelayOptions].Retention of a relay whose published messages nobody will replay.
+const NoRetention time.Duration = -1
 
 // databaseTimeout bounds the statements of a round, so that a dead connection cannot hold the
 // relay for ever: pgx sets no deadline.
@@ -172,6 +179,7 @@ func (o *RelayOptions) setDefaults() {
 	o.RetryCap = cmp.Or(o.RetryCap, 5*time.Minute)
 	o.RotateBytes = cmp.Or(o.RotateBytes, 64<<20)
 	o.RotateAfter = cmp.Or(o.RotateAfter, time.Minute)
+	o.Retention = cmp.Or(o.Retention, time.Hour)
 	o.Logger = guard.Logger(cmp.Or(o.Logger, slog.Default()))
 }
 
@@ -198,8 +206,10 @@ func (o *RelayOptions) checkValues() error {
 		return fmt.Errorf("option MaxAttempts: %d is not positive", o.MaxAttempts)
 	case o.RetryBase < 0 || o.RetryCap < o.RetryBase:
 		return fmt.Errorf("option RetryCap: %s is less than RetryBase, %s", o.RetryCap, o.RetryBase)
-	case o.RotateBytes < 0 || o.RotateAfter < 0 || o.Retention < 0:
-		return errors.New("options RotateBytes, RotateAfter and Retention must not be negative")
+	case o.RotateBytes < 0 || o.RotateAfter < 0:
+		return errors.New("options RotateBytes and RotateAfter must not be negative")
+	case o.Retention < 0 && o.Retention != NoRetention:
+		return fmt.Errorf("option Retention: %s is negative; NoRetention keeps nothing", o.Retention)
 	}
 	return nil
 }
@@ -254,7 +264,7 @@ func (r *Relay) leadInTurns(ctx, work context.Context) {
 		default:
 			failures++
 			wait = failurePolicy.Wait(failures)
-			r.opts.Logger.ErrorContext(ctx, "outbox: relay is not active", "schema", r.opts.Schema, "failures", failures, "error", err)
+			r.opts.Logger.ErrorContext(ctx, "outbox: the relay could not become active, trying again", "schema", r.opts.Schema, "failures", failures, "error", err)
 			r.signals.rested.Send(err)
 		}
 		_ = backoff.Sleep(ctx, wait) // the loop looks at ctx

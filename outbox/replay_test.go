@@ -144,7 +144,7 @@ func TestReplayPicks(t *testing.T) {
 			t.Errorf("%s: %d messages, %v; want %d", name, len(kept), err, tt.want)
 		}
 	}
-	if _, err := f.replay(t, ReplayFilter{Scope: "tenant"}, false); !errors.Is(err, ErrInvalid) {
+	if _, err := f.replay(t, ReplayFilter{Scope: "tenant"}, false); !errors.Is(err, ErrDeskInvalid) {
 		t.Errorf("a replay of everything = %v", err)
 	}
 	if got := f.count(t, "outbox"); got != 3 {
@@ -152,7 +152,7 @@ func TestReplayPicks(t *testing.T) {
 	}
 	f.exec(t, fmt.Sprintf(`INSERT INTO {schema}.outbox (message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id, content_type, payload)
 		SELECT gen_random_uuid(), 't', 't', 's', 'many', 's', '', 'o', '', '', '', '' FROM generate_series(1, %d)`, MaxReplay+1))
-	if _, err := f.replay(t, ReplayFilter{Key: "many"}, true); !errors.Is(err, ErrInvalid) {
+	if _, err := f.replay(t, ReplayFilter{Key: "many"}, true); !errors.Is(err, ErrDeskInvalid) {
 		t.Errorf("a replay of more than %d = %v", MaxReplay, err)
 	}
 }

@@ -123,11 +123,11 @@ func TestAReplayRefuses(t *testing.T) {
 		want   error
 		says   string
 	}{
-		"nothing named":  {ReplayFilter{Scope: "s"}, RangeOptions{}, ErrInvalid, "Key or a Since"},
-		"until alone":    {ReplayFilter{Until: now}, RangeOptions{}, ErrInvalid, "Key or a Since"},
-		"backwards":      {ReplayFilter{Since: now, Until: now.Add(-time.Hour)}, RangeOptions{}, ErrInvalid, "nothing is written since"},
-		"negative rate":  {anHourAgo(), RangeOptions{Rate: -1}, ErrInvalid, "Rate"},
-		"negative after": {ReplayFilter{Key: "k", After: -1}, RangeOptions{}, ErrInvalid, "After"},
+		"nothing named":  {ReplayFilter{Scope: "s"}, RangeOptions{}, ErrDeskInvalid, "Key or a Since"},
+		"until alone":    {ReplayFilter{Until: now}, RangeOptions{}, ErrDeskInvalid, "Key or a Since"},
+		"backwards":      {ReplayFilter{Since: now, Until: now.Add(-time.Hour)}, RangeOptions{}, ErrDeskInvalid, "nothing is written since"},
+		"negative rate":  {anHourAgo(), RangeOptions{Rate: -1}, ErrDeskInvalid, "Rate"},
+		"negative after": {ReplayFilter{Key: "k", After: -1}, RangeOptions{}, ErrDeskInvalid, "After"},
 		"later":          {ReplayFilter{Since: now}, RangeOptions{}, ErrNotKept, "Retention"},
 	} {
 		_, err := f.letters(t).ReplayRange(t.Context(), tt.filter, &tt.opts)

@@ -171,9 +171,14 @@ func TestALongWriterKeepsOneLeaf(t *testing.T) {
 	eventually(t, "all leaves are empty", func() bool { return len(f.broker.payloads()) == 22 && f.empty(t, 0, 1, 2, 3) })
 }
 
+// The default is an hour.
 func TestPublishedMessagesAreKeptForTheRetention(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
+	preset, err := NewRelay(f.pool, f.broker, nil)
+	if err != nil || preset.opts.Retention != time.Hour {
+		t.Errorf("by default messages are kept for %s: %v", preset.opts.Retention, err)
+	}
 	r := f.brisk(t, RelayOptions{Retention: time.Hour})
 	r.signals.rested.Enable()
 	stop := start(t, r)

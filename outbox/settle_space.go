@@ -99,7 +99,7 @@ func (k *spaceKeeper) emptyLeaf(ctx context.Context, leaf int, at cursor) bool {
 			current = -1 // new messages may always go to the catch-all
 		}
 		err := tx.QueryRow(ctx, k.sql.judgeLeaf[leaf], at.from.xmaxText(), at.from.xip, at.toText(), at.last,
-			k.opts.Retention.Microseconds(), current).Scan(&published)
+			max(0, k.opts.Retention).Microseconds(), current).Scan(&published)
 		if err != nil || !published {
 			return err
 		}

@@ -89,7 +89,9 @@ type Message struct {
 	// several services listen. It becomes part of the published step key. A receiving step
 	// dedupes under its own name, not under this one.
 	Step string
-	N    string // tells several messages of one saga to one step apart; default: there is one
+	// N tells several messages of one saga to one step apart: 1 to 64 of A-Z a-z 0-9 . _ -, such as a UUID. It does not
+	// begin with a dot. Default: there is one message.
+	N string
 
 	Payload     []byte
 	ContentType string // default: application/json
@@ -120,6 +122,29 @@ func JSON(v any) []byte {
 	return payload
 }
 
+// A Codec turns the bodies of messages into bytes, and back. Without one a body is JSON; package protobuf has another.
+// Several goroutines use it.
+type Codec interface {
+	// ContentType is the content type of what Encode returns, such as application/protobuf.
+	ContentType() string
+	// Reads reports whether Decode reads payloads of a media type, which comes in lower case and without parameters.
+	Reads(mediaType string) bool
+	Encode(body any) ([]byte, error)
+	// Decode puts a payload into the value that into points to.
+	Decode(payload []byte, into any) error
+}
+
+// Encode returns m with body as its payload, in the content type of c. It panics as [JSON] does if c cannot express
+// body.
+func Encode(c Codec, m Message, body any) Message {
+	payload, err := c.Encode(body)
+	if err != nil {
+		panic(fmt.Errorf("%w: payload: %w", ErrInvalid, err))
+	}
+	m.Payload, m.ContentType = payload, c.ContentType()
+	return m
+}
+
 // NoIncarnation, as a Message's Incarnation, says that its saga has none.
 const NoIncarnation = sagaid.None
 
@@ -141,6 +166,10 @@ var reservedHeaders = map[string]bool{
 	"cc": true, "bcc": true,
 	PropertyType: true, PropertyTimestamp: true, PropertyCorrelation: true, PropertyContentType: true, PropertyRedelivered: true,
 }
+
+// ReservedHeader reports whether a [Message] may not have a header of that name, because the package or the broker
+// gives it a meaning.
+func ReservedHeader(name string) bool { return reservedHeaders[strings.ToLower(name)] }
 
 // Validate returns the [ErrInvalid] with which [Writer.Write] would refuse msgs, or nil.
 func Validate(msgs ...Message) error {
@@ -211,7 +240,7 @@ func (m *Message) checkHeaders(invalid func(string, ...any) error) error {
 		switch {
 		case name == "" || len(name) > MaxHeaderName || !cleantext.Printable(name):
 			return invalid("a header name must be 1 to %d printable bytes", MaxHeaderName)
-		case reservedHeaders[strings.ToLower(name)]:
+		case ReservedHeader(name):
 			return invalid("header %s is set by the outbox or has a meaning of its own to the broker", name)
 		case !utf8.ValidString(value) || strings.ContainsRune(value, 0):
 			return invalid("header %s is not UTF-8 without NUL", name)

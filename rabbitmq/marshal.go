@@ -26,39 +26,36 @@ const MetadataUserID = "amqp-user-id"
 // error: a delivery that fails here would be redelivered again and again. So every delivery
 // becomes a message, and the consumer judges it.
 //
-// The UUID is the message-id. The metadata type, timestamp, correlation-id and
-// content-type are the properties of these names; all other metadata are
-// headers, as strings. A header that arrives as something else is kept in
-// string form: numbers in decimal, bytes as they are, tables and arrays as
-// JSON. The metadata redelivered is never sent, and is "true" on arrival if the
-// broker says that it may have delivered the message before.
+// The UUID is the message-id. The metadata type, timestamp, correlation-id and content-type are the
+// properties of these names. All metadata are headers too, as strings, those four among them, and the
+// UUID is the header that the DefaultMarshaler of watermill-amqp reads. So its subscribers see the
+// UUID and all metadata, and messages of its publishers arrive here with theirs. On arrival a property
+// has precedence over the header of its name. The
+// timestamp is the exception, because the property holds whole seconds only.
+//
+// A header that arrives as something else than a string is kept in string form: numbers in decimal,
+// bytes as they are, tables and arrays as JSON. The metadata redelivered is never sent, and is "true"
+// on arrival if the broker says that it may have delivered the message before.
 type Marshaler struct{}
 
 // Marshal returns msg as a persistent publishing. The error is always nil.
 func (Marshaler) Marshal(msg *message.Message) (amqp.Publishing, error) {
 	p := amqp.Publishing{
-		MessageId:    msg.UUID,
-		DeliveryMode: amqp.Persistent,
-		Body:         msg.Payload,
-		Headers:      make(amqp.Table, len(msg.Metadata)),
+		MessageId:     msg.UUID,
+		Type:          msg.Metadata[outbox.PropertyType],
+		Timestamp:     parseTimestamp(msg.Metadata[outbox.PropertyTimestamp]),
+		CorrelationId: msg.Metadata[outbox.PropertyCorrelation],
+		ContentType:   msg.Metadata[outbox.PropertyContentType],
+		DeliveryMode:  amqp.Persistent,
+		Body:          msg.Payload,
+		Headers:       make(amqp.Table, len(msg.Metadata)+1),
 	}
 	for name, value := range msg.Metadata {
-		switch name {
-		case outbox.PropertyType:
-			p.Type = value
-		case outbox.PropertyCorrelation:
-			p.CorrelationId = value
-		case outbox.PropertyContentType:
-			p.ContentType = value
-		case outbox.PropertyTimestamp:
-			if p.Timestamp = parseTimestamp(value); !isTimestamp(p.Timestamp, value) {
-				p.Headers[name] = value // the property holds whole seconds only
-			}
-		case outbox.PropertyRedelivered, MetadataUserID:
-		default:
+		if name != outbox.PropertyRedelivered && name != MetadataUserID {
 			p.Headers[name] = value
 		}
 	}
+	p.Headers[wamqp.DefaultMessageUUIDHeaderKey] = msg.UUID
 	return p, nil
 }
 
@@ -68,11 +65,10 @@ func (Marshaler) Unmarshal(d amqp.Delivery) (*message.Message, error) {
 	for name, value := range d.Headers {
 		msg.Metadata[name] = textOf(value)
 	}
-	// Publishers of watermill-amqp keep the id in a header.
-	if uuid, ok := msg.Metadata[wamqp.DefaultMessageUUIDHeaderKey]; ok && msg.UUID == "" {
-		msg.UUID = uuid
-		delete(msg.Metadata, wamqp.DefaultMessageUUIDHeaderKey)
+	if msg.UUID == "" {
+		msg.UUID = msg.Metadata[wamqp.DefaultMessageUUIDHeaderKey]
 	}
+	delete(msg.Metadata, wamqp.DefaultMessageUUIDHeaderKey)
 	delete(msg.Metadata, MetadataUserID) // a header: anybody can write that
 	for name, value := range map[string]string{
 		MetadataUserID:             d.UserId,
@@ -109,16 +105,6 @@ func formatTimestamp(t time.Time) string {
 		return ""
 	}
 	return t.UTC().Truncate(time.Second).Format(time.RFC3339)
-}
-
-// isTimestamp reports whether formatTimestamp(t) is s, without making a string
-// for it: every message has one.
-func isTimestamp(t time.Time, s string) bool {
-	if t.IsZero() {
-		return s == ""
-	}
-	var buf [len(time.RFC3339)]byte
-	return string(t.UTC().Truncate(time.Second).AppendFormat(buf[:0], time.RFC3339)) == s
 }
 
 // textOf returns the value of a header in string form.

@@ -181,7 +181,7 @@ func (s *subscription) reconnectEpoch(ctx context.Context, failures int) *epoch 
 
 // logLasting logs an error that no retry mends.
 func (s *subscription) logLasting(ctx context.Context, err error) {
-	s.subscriber.opts.Logger.ErrorContext(ctx, "rabbitmq: cannot subscribe again", "topic", s.topic, "error", err)
+	s.subscriber.opts.Logger.ErrorContext(ctx, "rabbitmq: a lost subscription cannot be made again until its error is mended", "topic", s.topic, "error", err)
 }
 
 // retireEpoch closes the channel of e once its last message is settled.

@@ -12,6 +12,7 @@ import (
 	"github.com/sagamill/sagamill/internal/lazytx"
 	"github.com/sagamill/sagamill/internal/sagarow"
 	"github.com/sagamill/sagamill/internal/txguard"
+	"github.com/sagamill/sagamill/outbox"
 )
 
 // A transition is the work of one transaction on one instance, which is locked or new.
@@ -24,6 +25,10 @@ type transition struct {
 
 	// delivery, if set, executes statements with the last round trip of its transaction.
 	delivery *consumer.Delivery
+
+	// starts says that the caller of Start waits for the transition: it gets an invalid message as its error, and no
+	// instance that is stuck.
+	starts bool
 
 	// insertEarly, if set, inserts the row of a new instance before the first work that may wait, fail or write: of
 	// two callers with one key, only one does that work. See [beginning].
@@ -88,6 +93,9 @@ func (t *transition) beginNestedInstance(ctx context.Context, c *flow.Child) err
 func (t *transition) runLocalStep(ctx context.Context, step *flow.LocalStep) error {
 	failed, err := t.inSavepoint(ctx, func(tx pgx.Tx) error {
 		err := step.ExecuteStep(ctx, tx)
+		if err == nil {
+			err = t.sent.ValidateEmitted(step.Messages)
+		}
 		if err == nil && t.delivery == nil {
 			err = step.ExecuteQueued(ctx, tx)
 		}
@@ -96,15 +104,16 @@ func (t *transition) runLocalStep(ctx context.Context, step *flow.LocalStep) err
 	if err != nil {
 		return err
 	}
+	if t.starts && errors.Is(failed, outbox.ErrInvalid) {
+		return failed
+	}
 	if failed == nil {
 		if t.delivery != nil {
 			for _, s := range step.Statements {
 				t.delivery.Queue(s.SQL, s.Args...)
 			}
 		}
-		if err := t.sent.AddEmitted(step.Messages); err != nil {
-			return err
-		}
+		t.sent.AddEmitted(step.Messages)
 	}
 	return t.run.EndLocal(step, failed)
 }

@@ -2,9 +2,12 @@ package saga
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"fmt"
 	"time"
+
+	"github.com/jackc/pgx/v5"
 
 	"github.com/sagamill/sagamill/internal/flow"
 	"github.com/sagamill/sagamill/internal/machine"
@@ -101,7 +104,9 @@ func (d *Definition[S]) compilePlan(p machine.Plan) (*Definition[S], error) {
 		return nil, fmt.Errorf("saga: %w", err)
 	}
 	is := *d
-	is.flow = &flow.Flow{Machine: m, Hash: p.Hash()[:hashLength], Steps: d.flow.Steps, State: d.flow.State}
+	f := *d.flow
+	f.Machine, f.Hash = m, p.Hash()[:hashLength]
+	is.flow = &f
 	return &is, nil
 }
 
@@ -111,6 +116,29 @@ func (d *Definition[S]) Within(limit time.Duration) (*Definition[S], error) {
 	p := d.flow.Machine.Plan()
 	p.Deadline = limit
 	return d.compilePlan(p)
+}
+
+// OnEnd returns d with a function for its end: do is called in the transaction that ends an instance, after the last
+// step, with the status [Completed] or [Compensated], and with the reason of a compensation. An order is marked as paid
+// or failed there. A nested saga that had completed and is undone later ends twice, so do is called twice.
+//
+// do works as in [Local], and may change the state. Its Turn has no Step. Instances end only with a call that
+// succeeds: an error or a panic is tried again, ten attempts in all, first after 1 s, at the longest after 5 min, and
+// then the instance is stuck. Until it has ended it can still be cancelled, and the deadline of Within can pass.
+//
+// OnEnd can be added, changed and, by nil, removed without a new version. Instances that another binary ends, with a
+// definition without OnEnd, have no call.
+func (d *Definition[S]) OnEnd(do func(ctx context.Context, tx pgx.Tx, t Turn, s *S, status Status, reason string) error) *Definition[S] {
+	p := d.flow.Machine.Plan()
+	p.OnEnd = do != nil
+	is := Must(d.compilePlan(p)) // OnEnd breaks no rule of a plan
+	is.flow.OnEnd = nil
+	if do != nil {
+		is.flow.OnEnd = func(ctx context.Context, tx pgx.Tx, t flow.Turn, state any, phase machine.Phase, reason string) error {
+			return do(ctx, tx, newTurn(t), state.(*S), Status(phase), reason)
+		}
+	}
+	return is
 }
 
 // Must returns d, for a definition in a package variable. It panics if err is not nil.

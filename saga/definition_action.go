@@ -18,6 +18,10 @@ type Action[S any] struct {
 	Topic string // of a Remote: where its command is published
 	Type  string // of that command; default: Topic
 
+	// Codec encodes the body of a Remote's command. The participant's Input needs it among its Codecs. A reply, and so
+	// the result, is JSON. Default: JSON.
+	Codec outbox.Codec
+
 	kind  machine.Kind
 	run   flow.Action
 	child Plan
@@ -88,11 +92,15 @@ type Turn struct {
 	Scope, Key string // of the request that started it
 	Saga       string
 	Version    int
-	Step       string
-	Undo       bool // the step is being undone
+	Step       string // in [Definition.OnEnd]: ""
+	Undo       bool   // the step is being undone
 	Attempt    int
 
 	turn flow.Turn
+}
+
+func newTurn(t flow.Turn) Turn {
+	return Turn{t.ID, t.Scope, t.Key, t.Saga, t.Version, t.Step, t.Undo, t.Attempt, t}
 }
 
 // Emit adds messages to the outbox: they are published if the step succeeds and the transaction commits. Scope, Key
@@ -115,7 +123,7 @@ func Local[S any](do func(ctx context.Context, tx pgx.Tx, t Turn, s *S) error) A
 	a := Action[S]{kind: machine.Local}
 	if do != nil {
 		a.run.Local = func(ctx context.Context, tx pgx.Tx, t flow.Turn, state any) error {
-			err := do(ctx, tx, Turn{t.ID, t.Scope, t.Key, t.Saga, t.Version, t.Step, t.Undo, t.Attempt, t}, state.(*S))
+			err := do(ctx, tx, newTurn(t), state.(*S))
 			if rejected := new(RejectedError); errors.As(err, &rejected) {
 				return &flow.RejectedError{Reason: rejected.Reason, Err: err}
 			}

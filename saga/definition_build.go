@@ -6,6 +6,7 @@ import (
 
 	"github.com/sagamill/sagamill/internal/flow"
 	"github.com/sagamill/sagamill/internal/machine"
+	"github.com/sagamill/sagamill/outbox"
 )
 
 // A builder turns the steps of a definition into nodes of its plan, and collects their functions.
@@ -31,6 +32,7 @@ func (b *builder[S]) buildStepNode(s *Step[S]) (machine.Node, error) {
 		Name: s.Name, Kind: s.Do.kind, Topic: s.Do.Topic, Type: s.Do.Type, Pivot: s.Pivot, Conditional: s.When != nil,
 		Deadline: s.Deadline, Retry: machine.Retry(s.Retry), UndoRetry: machine.Retry(s.UndoRetry),
 		Undo: s.Undo.kind, UndoTopic: s.Undo.Topic, UndoType: s.Undo.Type,
+		ContentType: contentTypeOf(s.Do.Codec), UndoContentType: contentTypeOf(s.Undo.Codec),
 	}
 	inner := s.All
 	switch {
@@ -50,9 +52,20 @@ func (b *builder[S]) buildStepNode(s *Step[S]) (machine.Node, error) {
 	return n, err
 }
 
+func contentTypeOf(c outbox.Codec) string {
+	if c == nil {
+		return ""
+	}
+	return c.ContentType()
+}
+
 // buildActionNode checks a step that has an action, and keeps its functions.
 func (b *builder[S]) buildActionNode(n *machine.Node, s *Step[S]) error {
 	f := flow.Functions{Do: s.Do.run, Undo: s.Undo.run}
+	f.Do.Codec, f.Undo.Codec = s.Do.Codec, s.Undo.Codec
+	if s.Do.Codec != nil && s.Do.kind != machine.Remote || s.Undo.Codec != nil && s.Undo.kind != machine.Remote {
+		return errors.New("has a Codec, which is for the commands of a Remote")
+	}
 	if s.When != nil {
 		f.When = func(state any) bool { return s.When(state.(*S)) }
 	}

@@ -133,9 +133,9 @@ var skipHotel = operator.Decision{Verb: operator.VerbSkip, Step: "hotel"}
 
 // The effects of trips whose hotel is skipped, or not done.
 const (
-	skipped  = "[flight note car]"
-	goneBack = "[flight note no note note car]"
-	givenUp  = "[flight note no note no flight]"
+	skipped  = "[flight note car completed]"
+	goneBack = "[flight note no note note car completed]"
+	givenUp  = "[flight note no note no flight compensated]"
 )
 
 var rulings = []ruling{

@@ -37,7 +37,8 @@
 //
 // # How a saga ends
 //
-// Completed, or compensated. Until then it runs, compensates, is paused by a person, or is stuck. It is stuck when a
+// Completed, or compensated, in a transaction in which [Definition.OnEnd] can do something too, such as mark the order.
+// Until then it runs, compensates, is paused by a person, or is stuck. It is stuck when a
 // step behind the pivot, or a compensation, has used up its attempts, was given up by its participant, or has had no
 // reply for [Options].Patience. A late reply frees it, as the verbs of an operator do.
 //

@@ -206,11 +206,11 @@ func (s *site) strike(f faulttest.Fault, finished func()) {
 	}
 }
 
-// What is done of each saga when its last step says no.
+// The effects of each saga, with those of OnEnd. Within a tour a trip completes, and is undone later.
 const (
-	tripDone   = "[flight note hotel car]"
-	tripUndone = "[flight note hotel no hotel no note no flight]"
-	tourUndone = "[visa flight note hotel car no car no hotel no note no flight no visa]"
+	tripDone   = "[flight note hotel car completed]"
+	tripUndone = "[flight note hotel no hotel no note no flight compensated]"
+	tourUndone = "[visa flight note hotel car completed no car no hotel no note no flight compensated no visa]"
 )
 
 // exactly checks what was done for a key, that nothing was sent twice, and that nothing is

@@ -15,6 +15,7 @@ import (
 	"github.com/sagamill/sagamill/internal/testing/faulttest"
 	"github.com/sagamill/sagamill/internal/testing/guardtest"
 	"github.com/sagamill/sagamill/operator"
+	"github.com/sagamill/sagamill/outbox"
 	"github.com/sagamill/sagamill/saga"
 )
 
@@ -65,7 +66,32 @@ func (c *cargo) UnmarshalJSON(data []byte) error {
 // minedFunctions are those of a definition, of a participant and of an orchestrator.
 var minedFunctions = []string{
 	"Step.When", "Remote.body", "Remote.result", "Tell.body", "Local.do", "Local.undo", "Local.do in a timer", "Nested.begin", "Nested.end",
-	"MarshalJSON", "UnmarshalJSON", "On", "OnUndo", "Options.Wake", "Options.Logger",
+	"MarshalJSON", "UnmarshalJSON", "On", "OnUndo", "Options.Wake", "Options.Logger", "OnEnd",
+	"Codec.ContentType", "Codec.Encode",
+}
+
+// A minedCodec writes JSON.
+type minedCodec struct{ m *mine }
+
+func (c minedCodec) ContentType() string { c.m.step("Codec.ContentType"); return "text/mined" }
+
+func (c minedCodec) Encode(body any) ([]byte, error) {
+	c.m.step("Codec.Encode")
+	return json.Marshal(body)
+}
+
+func (minedCodec) Reads(media string) bool { return media == "text/mined" }
+
+func (minedCodec) Decode(payload []byte, into any) error { return json.Unmarshal(payload, into) }
+
+// codecRows are the functions of the codecs of actions. The first two are mined; a participant, who calls the others,
+// takes a panic as an error of the payload: consumer.TestTheContentTypeDecidesTheCodec.
+func codecRows(rows map[string]bool) {
+	for _, function := range []string{"ContentType", "Encode", "Reads", "Decode"} {
+		for _, field := range []string{"Step.Do", "Step.Undo", "Action"} {
+			rows[field+".Codec."+function] = true
+		}
+	}
 }
 
 // definition is a saga that calls every function, and ends compensated.
@@ -84,27 +110,31 @@ func (m *mine) definition() *saga.Definition[cargo] {
 		})
 	}
 	soon := saga.Retry{Attempts: 5, Base: time.Millisecond}
+	flight := saga.Remote("flight.book", body("Remote.body"), func(*cargo, answer) {
+		m.step("Remote.result")
+		if m.at == "Options.Logger" && m.failed.CompareAndSwap(false, true) {
+			panic("to be logged")
+		}
+	})
+	flight.Codec = minedCodec{m}
 	inner := saga.Must(saga.Define("inner", 1, book("hotel")))
 	return saga.Must(saga.Define("mined", 1,
 		saga.Step[cargo]{Name: "first", Do: saga.Tell("first.book", body(""))},
 		saga.Step[cargo]{Name: "local", Do: local("Local.do", new(atomic.Bool)), Undo: local("Local.undo", new(atomic.Bool)), Retry: soon, UndoRetry: soon},
 		saga.Step[cargo]{Name: "flight", When: func(*cargo) bool { m.step("Step.When"); return true },
-			Do: saga.Remote("flight.book", body("Remote.body"), func(*cargo, answer) {
-				m.step("Remote.result")
-				if m.at == "Options.Logger" && m.failed.CompareAndSwap(false, true) {
-					panic("to be logged")
-				}
-			}),
-			Undo: saga.Tell("flight.cancel", body("Tell.body"))},
+			Do: flight, Undo: saga.Tell("flight.cancel", body("Tell.body"))},
 		saga.Step[cargo]{Name: "nested", Do: saga.Nested(inner,
 			func(*cargo) trip { m.step("Nested.begin"); return trip{} }, func(*cargo, trip) { m.step("Nested.end") })},
 		saga.Step[cargo]{Name: "car", Do: saga.Tell("car.book", func(*cargo) request { return request{Item: "no car"} })},
-	))
+	)).OnEnd(func(context.Context, pgx.Tx, saga.Turn, *cargo, saga.Status, string) error {
+		m.step("OnEnd")
+		return nil
+	})
 }
 
 // flight is the participant whose handlers may go wrong.
 func (m *mine) flight(p *place) consumer.Step {
-	return consumer.Step{
+	step := consumer.Step{
 		Name: "flight", RetryBase: time.Millisecond,
 		Action: saga.On("flight.book", func(ctx context.Context, tx pgx.Tx, in consumer.Message[request]) (answer, error) {
 			_, err := tx.Exec(ctx, "INSERT INTO "+p.schema+".effect (key, what) VALUES ($1, 'flight')", in.Key)
@@ -117,6 +147,8 @@ func (m *mine) flight(p *place) consumer.Step {
 			return err
 		}),
 	}
+	step.Action.Codecs = []outbox.Codec{minedCodec{m}}
+	return step
 }
 
 // Whichever function of a saga, or of a participant, panics or ends its goroutine: the instance
@@ -127,6 +159,7 @@ func TestAPanicInASagaCostsOneAttempt(t *testing.T) {
 	for _, name := range minedFunctions {
 		rows[name] = true
 	}
+	codecRows(rows)
 	guardtest.Covered(t, rows, saga.Options{}, saga.Step[cargo]{}, saga.Action[cargo]{}, saga.StarterOptions{}, operator.Options{})
 	for _, function := range minedFunctions {
 		for way := range guardtest.Ways {

@@ -30,6 +30,11 @@ const HeaderReplyTo = flow.HeaderReplyTo
 // "rejected", with a "reason", if the participant has decided to do nothing; or "failed", with a "reason", if the
 // message is a dead letter of the participant, so that its effect is not known. The first 500 bytes of a reason are
 // kept.
+//
+// Two outcomes of an action, both with a "reason", compensate nothing. After "held" the saga waits on, until the
+// step's deadline: a person decides at the participant ([consumer.Park]), and a redrive leads to another reply. After
+// "broken" the step is stuck: the participant has a mistake, such as a message that the outbox refuses
+// ([outbox.ErrInvalid]), and a redrive after the mend leads to another reply.
 const (
 	TypeReply  = flow.TypeReply  // from a participant
 	TypeRevoke = flow.TypeRevoke // from the orchestrator of the saga around a nested one
@@ -94,7 +99,8 @@ func Done(emit consumer.Emit, d consumer.Delivery, result any) error {
 }
 
 // Refuse replies that the participant has decided to do nothing. If the compensation was sent before the saga knew
-// that, it enters no handler.
+// that, it enters no handler. Of a Delivery that was rebuilt, as for a decision that is made outside of the handler,
+// it does.
 func Refuse(emit consumer.Emit, d consumer.Delivery, reason string) error {
 	if !d.Undo {
 		d.DidNothing()
@@ -117,8 +123,8 @@ func emitReplyMessage(emit consumer.Emit, d consumer.Delivery, body flow.ReplyBo
 }
 
 // Participant returns s as a step that always answers. It answers for a compensation that finds nothing to undo, which
-// enters no handler. For a message that becomes a dead letter the outcome is failed. Without Participant the saga
-// waits for those answers.
+// enters no handler. For a message that becomes a dead letter the outcome is failed, held or broken: see [TypeReply].
+// Without Participant the saga waits for those answers.
 //
 // Where the handlers do nothing outside of their transaction, set CancelParked too. A command that became a dead
 // letter has then done nothing, and its compensation finds nothing to undo. Without CancelParked the compensation is
@@ -141,13 +147,25 @@ func Participant(s consumer.Step) consumer.Step {
 func replyUnhandled(u consumer.Unhandled) (outbox.Message, bool) {
 	body, suffix := flow.ReplyBody{Outcome: flow.OutcomeUndone}, ""
 	if u.Dead {
-		body, suffix = flow.ReplyBody{Outcome: flow.OutcomeFailed, Reason: "dead letter, " + string(u.Reason)}, randomSuffix()
+		body, suffix = flow.ReplyBody{Outcome: outcomeOfDead(&u), Reason: "dead letter, " + string(u.Reason)}, randomSuffix()
 		if u.Reason != consumer.ReasonActionDead { // which needs no further words
 			body.Reason += ": " + u.Error
 		}
 	}
 	msg, err := newReplyMessage(u.Delivery, body, suffix)
 	return msg, err == nil
+}
+
+// outcomeOfDead returns what a dead letter means to the saga. A compensation that cannot end is stuck in any case.
+func outcomeOfDead(u *consumer.Unhandled) flow.Outcome {
+	switch {
+	case u.Undo:
+	case u.Reason == consumer.ReasonParked:
+		return flow.OutcomeHeld
+	case u.Reason == consumer.ReasonEmitInvalid:
+		return flow.OutcomeBroken
+	}
+	return flow.OutcomeFailed
 }
 
 // randomSuffix tells one failure of a message from another: it is as long as the n of a step key has room for.

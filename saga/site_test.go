@@ -216,7 +216,16 @@ func definitions(schema string) []saga.Plan {
 }
 
 func crashTrip(schema string) *saga.Definition[trip] {
-	return saga.Must(saga.Define("trip", 1, book("flight"), note(schema), book("hotel"), book("car")))
+	d := saga.Must(saga.Define("trip", 1, book("flight"), note(schema), book("hotel"), book("car")))
+	return d.OnEnd(func(ctx context.Context, tx pgx.Tx, turn saga.Turn, s *trip, status saga.Status, _ string) error {
+		if _, err := tx.Exec(ctx, "INSERT INTO "+schema+".effect (key, what) VALUES ($1, $2)", turn.Key, status); err != nil {
+			return err
+		}
+		if s.Item == lateNote && turn.Attempt == 1 {
+			return errors.New("not yet") // so that a timer ends the trip
+		}
+		return nil
+	})
 }
 
 // fan does four steps at once, and then one more.

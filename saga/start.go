@@ -74,13 +74,17 @@ type Started struct {
 	ID      string  // of the instance, UUIDv7: the correlation id of its messages
 	Version int     // of the definition that it runs by
 	Status  Status
-	Existed bool // it was started before, with this key
+	Reason  string // of a Status that is not Running or Completed: why the first [Local] steps were rejected
+	Existed bool   // it was started before, with this key
 }
 
 // Start starts an instance in tx with state as its first: it stores the row and the first commands, and runs a first
 // step that is [Local]. If tx commits, the saga runs to its end; if tx rolls back, the saga never existed. One ID is
 // one instance. With an ID that was used before, Start returns that instance, whatever its state, and changes
 // nothing. Of two callers at once the second waits for the first one's transaction.
+//
+// If the first step is a Local that rejects, the instance has compensated when Start returns: Status and Reason say so.
+// Answer the request by them, for no message follows. Roll tx back instead if the instance is not to exist.
 //
 // Behind package idemkey, give the zero ID: a key that is used again after its record has expired then starts
 // another instance. An ID without incarnation names one instance for as long as instances are kept
@@ -93,6 +97,7 @@ func (s *Starter[S]) Start(ctx context.Context, tx pgx.Tx, id ID, state S) (Star
 		return Started{}, err
 	}
 	b := &beginning{transition: newTransition(s.sql, tx, row, s.d.flow), state: &state}
+	b.starts = true
 	existed, err := b.beginInstance(ctx)
 	if err != nil {
 		return Started{}, sqlschema.Explain(err)
@@ -195,7 +200,7 @@ func (s *Starter[S]) findExisting(ctx context.Context, tx pgx.Tx, at sagarow.Add
 }
 
 func startedFromRow(row *sagarow.Row) Started {
-	return Started{Address: Address(addressOfRow(row)), ID: row.ID, Version: row.Version, Status: Status(row.Status)}
+	return Started{Address: Address(addressOfRow(row)), ID: row.ID, Version: row.Version, Status: Status(row.Status), Reason: row.Reason}
 }
 
 func addressOfRow(row *sagarow.Row) sagarow.Address {

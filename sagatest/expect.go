@@ -1,6 +1,7 @@
 package sagatest
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"strings"
@@ -16,17 +17,18 @@ type Command struct {
 	Topic, Type string
 	N           string // with key and step the identity of the message
 	Attempt     int
-	Undo        bool // it is a compensation
-	Body        json.RawMessage
+	Undo        bool            // it is a compensation
+	Body        json.RawMessage // JSON, unless the definition gives the step's action a Codec
 
 	core     *core
 	path     string
 	id       int
+	codec    outbox.Codec // nil: JSON
 	expected bool
 }
 
 // ExpectCommand takes the next command to step that was not expected yet. With a want, its body must be the same
-// JSON.
+// JSON, or what the action's Codec makes of want.
 func (r *Run[S]) ExpectCommand(step string, want ...any) *Command {
 	r.t.Helper()
 	return r.expectCommand(step, false, want)
@@ -52,10 +54,24 @@ func ExpectUndo[C, S any](r *Run[S], step string) C {
 
 func decodeAs[C any](c *core, cmd *Command) (body C) {
 	c.t.Helper()
-	if err := json.Unmarshal(cmd.Body, &body); err != nil {
+	decode := json.Unmarshal
+	if cmd.codec != nil {
+		decode = cmd.codec.Decode
+	}
+	if err := decode(cmd.Body, &body); err != nil {
 		c.failTest("step %s: the body is no %T: %v", cmd.Step, body, err)
 	}
 	return body
+}
+
+// bodyIs compares the body of a command with what want encodes to, which it returns.
+func (cmd *Command) bodyIs(want any) (same bool, wanted []byte, err error) {
+	if cmd.codec == nil {
+		wanted = encodeJSON(want)
+		return sameJSON(cmd.Body, wanted), wanted, nil
+	}
+	wanted, err = cmd.codec.Encode(want)
+	return bytes.Equal(cmd.Body, wanted), wanted, err
 }
 
 func (r *Run[S]) expectCommand(step string, undo bool, want []any) *Command {
@@ -67,7 +83,11 @@ func (r *Run[S]) expectCommand(step string, undo bool, want []any) *Command {
 		}
 		cmd.expected = true
 		for _, w := range want {
-			if wanted := encodeJSON(w); !sameJSON(cmd.Body, wanted) {
+			same, wanted, err := cmd.bodyIs(w)
+			if err != nil {
+				r.failTest("step %s: its Codec cannot encode %T: %v", step, w, err)
+			}
+			if !same {
 				r.failTest("step %s was sent%s, want%s", step, showBody(cmd.Body), showBody(wanted))
 			}
 		}

@@ -188,6 +188,7 @@ func (h *handling) newDelivery() consumer.Delivery {
 	metadata[outbox.HeaderScope] = e.Scope
 	metadata[outbox.PropertyType] = e.Type
 	metadata[outbox.PropertyCorrelation] = e.CorrelationID
+	metadata[outbox.PropertyContentType] = e.ContentType
 	return consumer.Delivery{
 		ID: e.id, Topic: e.Topic, Type: e.Type, Scope: e.Scope, Key: e.Key, N: e.N, Step: e.to.name,
 		Undo: e.to.kind == inbox.Compensation, CorrelationID: e.CorrelationID, Metadata: metadata, Payload: e.Payload,
@@ -200,16 +201,30 @@ func (h *handling) endFailed(c cell, entries int, err error) {
 		most = 10
 	}
 	_, _, panicked := findPanic(err)
-	dead := entries >= most || errors.Is(err, consumer.ErrTerminal) || errors.Is(err, consumer.ErrParked)
+	reason, dead := reasonOfDead(err)
+	dead = dead || entries >= most
 	h.blameModel(explainError(err, h.tx != nil, "Model.Tx"), panicked || dead && !errors.Is(err, errInjected))
 	if h.how == handlerDies || dead {
-		h.makeDeadLetter(c, "terminal", err.Error())
+		h.makeDeadLetter(c, reason, err.Error())
 		return
 	}
 	c.state = inbox.ParkedState(h.e.to.kind, false)
 	h.s.cells[h.cellKeyOf()] = c
 	h.s.parked = append(h.s.parked, h.e)
 	h.said = "failed and parked: " + err.Error()
+}
+
+// reasonOfDead returns the reason of a dead letter that a handler has left by err, and whether err alone makes one.
+func reasonOfDead(err error) (reason consumer.Reason, dead bool) {
+	switch {
+	case errors.Is(err, outbox.ErrInvalid):
+		return consumer.ReasonEmitInvalid, true
+	case errors.Is(err, consumer.ErrTerminal):
+		return consumer.ReasonTerminal, true
+	case errors.Is(err, consumer.ErrParked):
+		return consumer.ReasonParked, true
+	}
+	return consumer.ReasonTerminal, false
 }
 
 // blameModel reports a failure that was not injected, unless the model allows dead letters. A search that continued

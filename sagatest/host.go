@@ -289,12 +289,18 @@ func (i *instance) overdueEvents(reason string) (events []flow.Event) {
 	return events
 }
 
+// labelOfEnd stands for the call of OnEnd in the place of the name of a step.
+const labelOfEnd = "(on-end)"
+
 // sortedPaths returns the paths of all instances, the outermost first.
 func (h *host) sortedPaths() []string { return slices.Sorted(maps.Keys(h.rows)) }
 
-// labelOfStep returns the name of a step, with the steps around it.
+// labelOfStep returns the name of a step, with the steps around it. Step 0 is the call of OnEnd.
 func (h *host) labelOfStep(path string, step int) string {
-	name := h.rows[path].flow.Machine.Step(step).Name
+	name := labelOfEnd
+	if step > 0 {
+		name = h.rows[path].flow.Machine.Step(step).Name
+	}
 	if path == "" {
 		return name
 	}

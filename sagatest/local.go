@@ -36,9 +36,12 @@ func (sys *system) judgeLocal(s *modelState, path string, r *ran) {
 		return
 	}
 	row := s.host.rows[path]
-	step := row.Progress.Steps[row.flow.Machine.FindStep(r.turn.Step)-1]
-	_, _, panicked := findPanic(r.err)
-	if again := step.State == machine.Waiting || step.State == machine.UndoWaiting; panicked || !again {
-		s.noteBroken("the local step %s fails: %s", r.turn.Step, explainError(r.err, sys.tx != nil, "Model.Tx"))
+	name, again := labelOfEnd, row.Progress.End.Due != 0
+	if id := row.flow.Machine.FindStep(r.turn.Step); id > 0 {
+		state := row.Progress.Steps[id-1].State
+		name, again = r.turn.Step, state == machine.Waiting || state == machine.UndoWaiting
+	}
+	if _, _, panicked := findPanic(r.err); panicked || !again {
+		s.noteBroken("the local step %s fails: %s", name, explainError(r.err, sys.tx != nil, "Model.Tx"))
 	}
 }

@@ -211,7 +211,7 @@ func (c *core) noteCommand(p posting) {
 	path, step := p.by, c.host.rows[p.by].flow.Machine.FindStep(p.cmd.Step)
 	cmd := &Command{
 		Step: c.host.labelOfStep(path, step), Topic: p.Topic, Type: p.Type, N: p.N, Undo: p.cmd.Undo, Body: p.Payload,
-		core: c, path: path, id: step,
+		core: c, path: path, id: step, codec: p.cmd.Codec,
 	}
 	cmd.Attempt = c.host.rows[path].Progress.Steps[step-1].Attempt
 	c.commands = append(c.commands, cmd)

@@ -40,10 +40,14 @@ func (i *instance) commandMessage(c *flow.Command) outbox.Message {
 			Payload: encodeJSON(flow.Revocation{Reason: i.Progress.Reason}),
 		})
 	}
-	return i.completeMessage(outbox.Message{
+	m := outbox.Message{
 		Topic: c.Topic, Type: c.Type, Step: c.Step, N: c.N, Payload: c.Body,
 		Headers: map[string]string{saga.HeaderReplyTo: saga.Topic(i.flow.Name())},
-	})
+	}
+	if c.Codec != nil {
+		m.ContentType = c.Codec.ContentType()
+	}
+	return i.completeMessage(m)
 }
 
 // answerToParent returns the reply of a nested instance that has ended.

@@ -73,7 +73,7 @@ func TestReplay(t *testing.T) {
 		{"-schema " + b + " -key k:pay#2", 1, "is it -key k?", 0, 0},
 		{"-schema " + a + " -key shared", 1, "say which with -scope: acme globex", 0, 0},
 		{"-schema " + a + " -key shared -scope acme", 0, "replayed 1 message\n", 1, 0},
-		{"-schema " + a + " -key k -since 2100-01-01T00:00:00Z", 1, "nothing is kept", 0, 0},
+		{"-schema " + a + " -key k -since 2100-01-01T00:00:00Z", 1, "retains no such message", 0, 0},
 		{"-schema " + a + " -key k -until 2100-01-01T00:00:00Z -json", 0, `{"did":"replayed","count":1}`, 1, 0},
 		{"-schema " + a + " -key odd", 0, "replayed 1 message\n", 1, 0},
 		{"-schema " + a + ",no-such -key k", 1, "no-such", 0, 0},

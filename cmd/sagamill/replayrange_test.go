@@ -51,9 +51,9 @@ func TestReplayOfARange(t *testing.T) {
 		{both + " -yes -since " + hour, 0, "replayed 103 messages", 3, 100}, // without the copies
 		{both + " -yes -since " + hour + " -json", 0, `{"did":"replayed","count":103}`, 3, 100},
 		{both + " -yes -since " + hour + " -scope acme -rate 1000", 0, "replayed 103 messages", 3, 100},
-		{both + " -since " + hour + " -scope globex", 1, "nothing is kept", 0, 0},
+		{both + " -since " + hour + " -scope globex", 1, "retains no such message", 0, 0},
 		{both + " -since 2100-01-01T00:00:00Z", 1, "Retention", 0, 0},
-		{both + " -since 2020-01-01T00:00:00Z -until " + hour, 1, "nothing is kept", 0, 0},
+		{both + " -since 2020-01-01T00:00:00Z -until " + hour, 1, "retains no such message", 0, 0},
 		{both + " -since 2020-01-01T00:00:00Z -n", 0, "schema " + a + " keeps what was written since", 0, 0},
 		{both + " -since " + hour + " -n", 0, "these are the first 100", 0, 0},
 		{"-schema " + a + "," + empty + " -yes -since " + hour, 0, "its log is empty", 3, 0},

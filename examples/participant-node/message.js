@@ -16,7 +16,7 @@ const FORMAT = '1';
 // last one is the one.
 export function parseStepKey(value) {
   const colon = value.lastIndexOf(':');
-  const match = /^([a-z0-9][a-z0-9-]{0,62})(?:#([A-Za-z0-9._-]{1,64}))?$/.exec(value.slice(colon + 1));
+  const match = /^([a-z0-9][a-z0-9-]{0,62})(?:#([A-Za-z0-9._-]{1,64}|\.[A-Za-z0-9_]{1,24}\.[A-Za-z0-9._-]{1,64}))?$/.exec(value.slice(colon + 1));
   const key = value.slice(0, Math.max(colon, 0));
   if (!match || !/^[\x20-\x7e]{1,255}$/.test(key)) {
     throw new UnusableError('x-idempotency-key is malformed');

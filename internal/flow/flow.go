@@ -7,6 +7,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/sagamill/sagamill/internal/machine"
+	"github.com/sagamill/sagamill/outbox"
 )
 
 // A Flow is a definition with its functions, without the type of its state.
@@ -15,7 +16,11 @@ type Flow struct {
 	Hash    string      // the beginning of its plan's, which instances remember
 	Steps   []Functions // by id, from 1 on: the first is Steps[0]
 	State   Codec
+	OnEnd   EndFunc // nil: none; the machine's plan says the same
 }
+
+// An EndFunc is called in the transaction that ends an instance. phase is the one in which it ends.
+type EndFunc func(ctx context.Context, tx pgx.Tx, t Turn, state any, phase machine.Phase, reason string) error
 
 // Functions are those of a step.
 type Functions struct {
@@ -26,6 +31,7 @@ type Functions struct {
 // An Action is the action of a step, or its compensation. Which fields are set depends on its kind.
 type Action struct {
 	Body   func(state any) (any, error)         // of a Remote's command; the first state of a Nested
+	Codec  outbox.Codec                         // of a Remote's command; nil: JSON
 	Result func(state any, result []byte) error // puts the result into the state; nil: the result is ignored
 	Local  func(ctx context.Context, tx pgx.Tx, t Turn, state any) error
 	Nested *Flow

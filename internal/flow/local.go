@@ -18,8 +18,8 @@ type Turn struct {
 	Scope, Key string
 	Saga       string
 	Version    int
-	Step       string
-	Undo       bool // the step is being undone
+	Step       string // "": the saga ends
+	Undo       bool   // the step is being undone
 	Attempt    int
 
 	emitted *[]outbox.Message
@@ -58,28 +58,53 @@ type LocalStep struct {
 	Messages   []outbox.Message // that it emitted
 	Statements []Statement      // that it queued
 
-	id      int
+	id      int    // 0: the call of OnEnd
 	before  []byte // the state before it
 	execute func(ctx context.Context, tx pgx.Tx) error
 }
 
-// beginLocal keeps the state to which a failed step returns.
+// beginLocal returns the work of a local step.
 func (r *Run) beginLocal(id int, undo bool) (*Work, error) {
-	before, err := r.Flow.State.Encode(r.state)
+	l, err := r.prepareLocal(id)
 	if err != nil {
-		return nil, fmt.Errorf("state: %w", err)
+		return nil, err
 	}
 	if err := r.applyEvent(machine.Event{Kind: machine.Sent, Step: id, Undo: undo}); err != nil {
 		return nil, err
 	}
-	l := &LocalStep{id: id, before: before}
-	l.Turn = Turn{
-		ID: r.Instance.ID, Scope: r.Instance.Scope, Key: r.Instance.Key, Saga: r.Flow.Name(), Version: r.Flow.Version(),
-		Step: r.Flow.Machine.Step(id).Name, Undo: undo, Attempt: r.attemptOf(id), emitted: &l.Messages, queued: &l.Statements,
-	}
+	l.Turn.Step, l.Turn.Undo, l.Turn.Attempt = r.Flow.Machine.Step(id).Name, undo, r.attemptOf(id)
 	do := r.actionOf(id, undo).Local
 	l.execute = func(ctx context.Context, tx pgx.Tx) error { return do(ctx, tx, l.Turn, r.state) }
 	return &Work{Local: l}, nil
+}
+
+// beginOnEnd returns the call of OnEnd as a local step without a name.
+func (r *Run) beginOnEnd() (*Work, error) {
+	l, err := r.prepareLocal(0)
+	if err != nil {
+		return nil, err
+	}
+	p := &r.Instance.Progress
+	l.Turn.Attempt = p.End.Tries + 1
+	phase, reason := r.Flow.Machine.Outcome(p), p.Reason
+	l.execute = func(ctx context.Context, tx pgx.Tx) error {
+		return r.Flow.OnEnd(ctx, tx, l.Turn, r.state, phase, reason)
+	}
+	return &Work{Local: l}, nil
+}
+
+// prepareLocal keeps the state to which a failed step returns.
+func (r *Run) prepareLocal(id int) (*LocalStep, error) {
+	before, err := r.Flow.State.Encode(r.state)
+	if err != nil {
+		return nil, fmt.Errorf("state: %w", err)
+	}
+	l := &LocalStep{id: id, before: before}
+	l.Turn = Turn{
+		ID: r.Instance.ID, Scope: r.Instance.Scope, Key: r.Instance.Key, Saga: r.Flow.Name(), Version: r.Flow.Version(),
+		emitted: &l.Messages, queued: &l.Statements,
+	}
+	return l, nil
 }
 
 // ExecuteStep calls the step's function. The caller rolls back what a failed one did in tx.
@@ -101,16 +126,41 @@ func (l *LocalStep) ExecuteQueued(ctx context.Context, tx pgx.Tx) error {
 
 // EndLocal reports how a local step ended. A failed one leaves nothing in the state.
 func (r *Run) EndLocal(l *LocalStep, failed error) (err error) {
+	if failed != nil {
+		if r.state, err = r.Flow.State.Decode(l.before); err != nil {
+			return fmt.Errorf("%w: state: %w", ErrUnfit, err)
+		}
+	}
+	if l.id == 0 {
+		return r.applyEvent(endEvent(failed))
+	}
+	return r.applyEvent(l.stepEvent(failed))
+}
+
+// endEvent returns the outcome of a call of OnEnd.
+func endEvent(failed error) machine.Event {
+	switch {
+	case failed == nil:
+		return machine.Event{Kind: machine.EndDone}
+	case errors.Is(failed, outbox.ErrInvalid):
+		return machine.Event{Kind: machine.EndBroken, Reason: failed.Error()}
+	}
+	return machine.Event{Kind: machine.EndFailed, Reason: failed.Error()}
+}
+
+// stepEvent returns the outcome of the step.
+func (l *LocalStep) stepEvent(failed error) machine.Event {
 	e := machine.Event{Kind: machine.Replied, Step: l.id, Undo: l.Turn.Undo, Attempt: l.Turn.Attempt}
 	if failed == nil {
-		return r.applyEvent(e)
+		return e
 	}
 	e.Kind, e.Reason = machine.Failed, failed.Error()
-	if rejected := new(RejectedError); errors.As(failed, &rejected) {
+	rejected := new(RejectedError)
+	switch {
+	case errors.Is(failed, outbox.ErrInvalid):
+		e.Kind = machine.Broken
+	case errors.As(failed, &rejected):
 		e.Kind, e.Reason = machine.Refused, rejected.Reason
 	}
-	if r.state, err = r.Flow.State.Decode(l.before); err != nil {
-		return fmt.Errorf("%w: state: %w", ErrUnfit, err)
-	}
-	return r.applyEvent(e)
+	return e
 }

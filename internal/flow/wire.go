@@ -41,6 +41,8 @@ const (
 	OutcomeDone     Outcome = "done"     // the step is done
 	OutcomeRejected Outcome = "rejected" // the participant decided to do nothing
 	OutcomeFailed   Outcome = "failed"   // the message is a dead letter of the participant: its effect is not known
+	OutcomeHeld     Outcome = "held"     // the action is a dead letter until a person decides at the participant
+	OutcomeBroken   Outcome = "broken"   // the action is a dead letter of a mistake in the participant: nothing is to be compensated
 	OutcomeUndone   Outcome = "undone"   // nothing is left of the step, or there never was anything
 )
 
@@ -48,7 +50,7 @@ const (
 type ReplyBody struct {
 	Outcome Outcome         `json:"outcome"`
 	Result  json.RawMessage `json:"result,omitempty"` // of OutcomeDone
-	Reason  string          `json:"reason,omitempty"` // of OutcomeRejected and OutcomeFailed
+	Reason  string          `json:"reason,omitempty"` // of all outcomes but OutcomeDone and OutcomeUndone
 }
 
 // A Revocation is the body of a [TypeRevoke] message. Its n is the path of the instance.
@@ -61,7 +63,8 @@ type Revocation struct {
 func (b ReplyBody) ToEvent(to Address, undo bool) (Event, error) {
 	kinds, allowed := map[Outcome]machine.EventKind{
 		OutcomeDone: machine.Replied, OutcomeRejected: machine.Refused, OutcomeFailed: machine.Failed,
-	}, "an action: done, rejected, failed"
+		OutcomeHeld: machine.Held, OutcomeBroken: machine.Broken,
+	}, "an action: done, rejected, failed, held, broken"
 	if undo {
 		kinds, allowed = map[Outcome]machine.EventKind{
 			OutcomeUndone: machine.Replied, OutcomeRejected: machine.Refused, OutcomeFailed: machine.Failed,

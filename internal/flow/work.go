@@ -5,11 +5,12 @@ import (
 	"fmt"
 
 	"github.com/sagamill/sagamill/internal/machine"
+	"github.com/sagamill/sagamill/outbox"
 )
 
 // A Work is what the caller of a [Run] does next in its transaction. One of its last three fields is set.
 type Work struct {
-	Step string // name of the step that it is for
+	Step string // name of the step that it is for; of the call of OnEnd: OnEnd
 
 	Command *Command   // to send
 	Child   *Child     // to begin, unless its row exists
@@ -24,6 +25,7 @@ type Command struct {
 	Undo        bool
 	Again       bool // the same message was sent before
 	Body        []byte
+	Codec       outbox.Codec // of the body; nil: JSON
 }
 
 // A Child is a nested instance to begin.
@@ -42,7 +44,7 @@ func (r *Run) NextWork() (*Work, error) {
 		if len(tasks) == 0 {
 			break
 		}
-		step := r.Flow.Machine.Step(tasks[0].ID).Name
+		step := r.nameOfTask(tasks[0])
 		work, err := r.performTask(tasks[0])
 		if err != nil {
 			return nil, fmt.Errorf("step %s: %w", step, err)
@@ -55,8 +57,19 @@ func (r *Run) NextWork() (*Work, error) {
 	return nil, r.encodeState()
 }
 
+// nameOfTask returns the name of the step that a task is for.
+func (r *Run) nameOfTask(t machine.Task) string {
+	if t.Kind == machine.OnEnd {
+		return "OnEnd"
+	}
+	return r.Flow.Machine.Step(t.ID).Name
+}
+
 // performTask does a task of the machine, or returns the work that is needed for it.
 func (r *Run) performTask(t machine.Task) (*Work, error) {
+	if t.Kind == machine.OnEnd {
+		return r.beginOnEnd()
+	}
 	s := &r.Instance.Progress.Steps[t.ID-1]
 	switch t.Kind {
 	case machine.Fold:
@@ -94,9 +107,13 @@ func (r *Run) beginStep(id int, undo bool) (*Work, error) {
 // sendCommand makes the body of a command from the state.
 func (r *Run) sendCommand(id int, undo bool) (*Work, error) {
 	var body []byte
-	if makeBody := r.actionOf(id, undo).Body; makeBody != nil {
-		value, err := makeBody(r.state)
-		if err == nil {
+	if action := r.actionOf(id, undo); action.Body != nil {
+		value, err := action.Body(r.state)
+		switch {
+		case err != nil:
+		case action.Codec != nil:
+			body, err = action.Codec.Encode(value)
+		default:
 			body, err = json.Marshal(value)
 		}
 		if err != nil {
@@ -113,7 +130,7 @@ func (r *Run) commandOf(id int, undo bool, body []byte) *Command {
 	node := r.Flow.Machine.Step(id)
 	c := &Command{
 		Step: node.Name, N: N(r.Instance.Path, id, r.attemptOf(id)),
-		Topic: node.Topic, Type: node.Type, Undo: undo, Body: body,
+		Topic: node.Topic, Type: node.Type, Undo: undo, Body: body, Codec: r.actionOf(id, undo).Codec,
 	}
 	if undo {
 		c.Topic, c.Type, c.Nested = node.UndoTopic, node.UndoType, node.Saga

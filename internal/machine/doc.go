@@ -18,9 +18,13 @@
 // is undone, unless it is known that its action did nothing. Once the pivot has been sent nothing is compensated
 // unless the pivot is rejected: a step that fails then is tried again, and in the end is stuck until a person acts.
 //
+// A plan may have a function for its end, OnEnd. When no step is left, the function is called, and the instance ends in
+// the transaction in which the call succeeds. Until then it runs, or compensates: it can be cancelled, pass its
+// deadline, and be stuck.
+//
 // Nothing that was compensated is sent again under the same attempt. So the participant's inbox, which has a row for
 // each attempt, sees an action after its compensation only if the action was delayed.
 //
 // compile.go checks a plan, and plan.go and progress.go are the data. event.go applies an event: reply.go the replies
-// and timers, verbs.go the verbs of a person. next.go lists the tasks.
+// and timers, verbs.go the verbs of a person. next.go lists the tasks. end.go ends an instance.
 package machine

@@ -12,23 +12,28 @@ type EventKind string
 
 // The kinds of events. Those of a step come first, and the verbs of a person after Timer.
 const (
-	Sent     EventKind = "sent"     // its command or its compensation was sent, or its function runs
-	Passed   EventKind = "passed"   // its condition does not hold
-	Folded   EventKind = "folded"   // its Result is in the state
-	Unfit    EventKind = "unfit"    // its Result cannot be put into the state
-	Replied  EventKind = "done"     // it has succeeded, or its compensation has
-	Refused  EventKind = "rejected" // the participant decided to do nothing
-	Failed   EventKind = "failed"   // a Local function did nothing; the effect of another step is not known
-	Overdue  EventKind = "overdue"  // the reply is missing for too long
-	Timer    EventKind = "timer"    // time has passed: everything that is due
-	Pause    EventKind = "pause"
-	Resume   EventKind = "resume"
-	Cancel   EventKind = "cancel"
-	GoBack   EventKind = "compensate-to"
-	Skip     EventKind = "skip"
-	Reject   EventKind = "reject"
-	RetryNow EventKind = "retry"
-	Revoke   EventKind = "revoke" // the saga that this one is nested in undoes it
+	Sent      EventKind = "sent"       // its command or its compensation was sent, or its function runs
+	Passed    EventKind = "passed"     // its condition does not hold
+	Folded    EventKind = "folded"     // its Result is in the state
+	Unfit     EventKind = "unfit"      // its Result cannot be put into the state
+	Replied   EventKind = "done"       // it has succeeded, or its compensation has
+	Refused   EventKind = "rejected"   // the participant decided to do nothing
+	Failed    EventKind = "failed"     // a Local function did nothing; the effect of another step is not known
+	Held      EventKind = "held"       // a person decides at the participant, and another reply follows
+	Broken    EventKind = "broken"     // a mistake in the participant, or in a Local function, which a person must mend
+	Overdue   EventKind = "overdue"    // the reply is missing for too long
+	EndDone   EventKind = "end-done"   // the call of OnEnd has succeeded: the instance ends
+	EndFailed EventKind = "end-failed" // it has failed, and is tried again
+	EndBroken EventKind = "end-broken" // a mistake in it, which a person must mend
+	Timer     EventKind = "timer"      // time has passed: everything that is due
+	Pause     EventKind = "pause"
+	Resume    EventKind = "resume"
+	Cancel    EventKind = "cancel"
+	GoBack    EventKind = "compensate-to"
+	Skip      EventKind = "skip"
+	Reject    EventKind = "reject"
+	RetryNow  EventKind = "retry"
+	Revoke    EventKind = "revoke" // the saga that this one is nested in undoes it
 )
 
 // An Event is something that happened to an instance.
@@ -80,7 +85,7 @@ func refuseEnded(p *Progress, e Event) error {
 	switch e.Kind {
 	case Timer:
 		return nil
-	case Replied, Refused, Failed, Overdue:
+	case Replied, Refused, Failed, Held, Broken, Overdue:
 		return ErrLate
 	case Pause, Resume, Cancel, GoBack, Skip, Reject, RetryNow:
 		return refuseVerb("the instance is %s", p.Phase)
@@ -97,6 +102,8 @@ func (m *Machine) applyEvent(p *Progress, e Event) error {
 		return m.revokeInstance(p, e)
 	case Pause, Resume, Cancel, GoBack, Skip, Reject, RetryNow:
 		return m.applyVerb(p, e)
+	case EndDone, EndFailed, EndBroken:
+		return m.noteEndCall(p, e)
 	}
 	if e.Step == 0 {
 		return fmt.Errorf("machine: event %s without a step", e.Kind)
@@ -109,7 +116,7 @@ func (m *Machine) applyEvent(p *Progress, e Event) error {
 		return m.skipConditional(p, s, e)
 	case Folded, Unfit:
 		return m.noteFold(p, s, e)
-	case Replied, Refused, Failed, Overdue:
+	case Replied, Refused, Failed, Held, Broken, Overdue:
 		return m.applyReply(p, s, e)
 	}
 	return fmt.Errorf("machine: there is no event %q", e.Kind)
@@ -120,6 +127,9 @@ func (m *Machine) applyEvent(p *Progress, e Event) error {
 func (m *Machine) checkTask(p *Progress, t Task) error {
 	if slices.Contains(m.Next(p), t) {
 		return nil
+	}
+	if t.Kind == OnEnd {
+		return fmt.Errorf("machine: OnEnd was called in a saga that is %s, when it was not due", p.Phase)
 	}
 	return fmt.Errorf("machine: step %s is %q in a saga that is %s: nobody has asked to %s it", m.steps[t.ID-1].Name, p.Steps[t.ID-1].State, p.Phase, t.Kind)
 }
@@ -176,7 +186,7 @@ func (m *Machine) noteSent(p *Progress, s *Step, e Event) error {
 // noteFirstSend notes a message that is not a repetition: the attempt begins.
 func (m *Machine) noteFirstSend(s *Step, e Event) {
 	n := m.steps[e.Step-1]
-	s.Message, s.Due, s.Doubt = e.Message, 0, false
+	s.Message, s.Due, s.Doubt, s.Held = e.Message, 0, false, false
 	s.Tries++
 	if e.Undo {
 		if s.UndoBegan == 0 {

@@ -15,6 +15,7 @@ const (
 	Undo   TaskKind = "undo"   // undo it: Sent, and then its outcome
 	Resend TaskKind = "resend" // send its last message again, as it was: Sent
 	Fold   TaskKind = "fold"   // put its Result into the instance's state: Folded, or Unfit
+	OnEnd  TaskKind = "on-end" // call the function for the saga's end, step 0: EndDone, EndFailed or EndBroken
 )
 
 // Next lists the tasks: forward in the order of the plan, and back in reverse. No task is in the list twice, and none
@@ -33,10 +34,14 @@ func (m *Machine) Next(p *Progress) []Task {
 		return nil
 	}
 	var tasks []Task
+	finished := false
 	if p.Phase == Running {
-		m.planForward(p, &m.root, &tasks)
+		finished = m.planForward(p, &m.root, &tasks)
 	} else {
-		m.planBackward(p, &m.root, &tasks)
+		finished = m.planBackward(p, &m.root, &tasks)
+	}
+	if finished && m.plan.OnEnd && p.End.isDue() {
+		tasks = append(tasks, Task{Kind: OnEnd})
 	}
 	return tasks
 }
@@ -119,44 +124,3 @@ func (m *Machine) planStepBackward(p *Progress, id int, tasks *[]Task) bool {
 
 // knownNotDone reports whether a person has skipped the step and its action is known to have done nothing.
 func (s *Step) knownNotDone() bool { return s.State == Done && s.Override && !s.Doubt }
-
-// endPhase ends a phase that has nothing left to do.
-func (m *Machine) endPhase(p *Progress) {
-	var tasks []Task
-	switch {
-	case p.Phase == Running && m.planForward(p, &m.root, &tasks) && !p.awaitsFold():
-		p.Phase, p.Paused = Completed, false
-	case p.Phase == Compensating && m.planBackward(p, &m.root, &tasks):
-		m.endCompensation(p)
-	}
-}
-
-// awaitsFold reports whether a result is still to be put into the state.
-func (p *Progress) awaitsFold() bool {
-	for i := range p.Steps {
-		if len(p.Steps[i].Result) > 0 {
-			return true
-		}
-	}
-	return false
-}
-
-// endCompensation ends the instance. If it went back to a step, it pauses there instead.
-func (m *Machine) endCompensation(p *Progress) {
-	if p.Back == 0 {
-		p.Phase, p.Paused = Compensated, false
-		for i := range p.Steps {
-			s := &p.Steps[i]
-			s.Message, s.Due, s.Result = nil, 0, nil
-			if s.State == InFlight { // it has no compensation, so the saga does not wait for it
-				s.State = Unknown
-			}
-		}
-		return
-	}
-	for i := p.Back; i < len(p.Steps); i++ {
-		s := &p.Steps[i]
-		*s = Step{Attempt: s.Attempt} // the next attempt has another number
-	}
-	p.Phase, p.Paused, p.Back = Running, true, 0
-}

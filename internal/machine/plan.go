@@ -24,21 +24,24 @@ type Plan struct {
 	Name     string        `json:"name"`
 	Version  int           `json:"version"`
 	Deadline time.Duration `json:"deadline,omitempty"` // from the start until the pivot is sent, or else to the end; nanoseconds
+	OnEnd    bool          `json:"on_end,omitempty"`   // a function is called in the transaction that ends an instance
 	Nodes    []Node        `json:"nodes"`
 }
 
 // A Node is a step, or several.
 type Node struct {
-	Name  string `json:"name"`
-	Kind  Kind   `json:"kind"`
-	Topic string `json:"topic,omitempty"` // of a Remote's command
-	Type  string `json:"type,omitempty"`  // of that command
-	Saga  string `json:"saga,omitempty"`  // name of a Nested's
-	Nodes []Node `json:"nodes,omitempty"`
+	Name        string `json:"name"`
+	Kind        Kind   `json:"kind"`
+	Topic       string `json:"topic,omitempty"`        // of a Remote's command
+	Type        string `json:"type,omitempty"`         // of that command
+	ContentType string `json:"content_type,omitempty"` // of that command; "": JSON
+	Saga        string `json:"saga,omitempty"`         // name of a Nested's
+	Nodes       []Node `json:"nodes,omitempty"`
 
-	Undo      Kind   `json:"undo,omitempty"` // how it is compensated; "": it is not
-	UndoTopic string `json:"undo_topic,omitempty"`
-	UndoType  string `json:"undo_type,omitempty"`
+	Undo            Kind   `json:"undo,omitempty"` // how it is compensated; "": it is not
+	UndoTopic       string `json:"undo_topic,omitempty"`
+	UndoType        string `json:"undo_type,omitempty"`
+	UndoContentType string `json:"undo_content_type,omitempty"`
 
 	Pivot       bool `json:"pivot,omitempty"`       // after it the saga only goes forward
 	Conditional bool `json:"conditional,omitempty"` // its condition is evaluated when its turn comes
@@ -76,9 +79,9 @@ func MillisOf(d time.Duration) Millis {
 func (m Millis) Duration() time.Duration { return time.Duration(m) * time.Millisecond }
 
 // Hash returns a digest of what an instance relies on: the steps, their kinds and order, and how they are undone.
-// Deadlines and retries are not in it: they may change while instances run.
+// Deadlines, retries and OnEnd are not in it: they may change while instances run.
 func (p Plan) Hash() string {
-	p.Deadline = 0
+	p.Deadline, p.OnEnd = 0, false
 	p.Nodes = withoutTuning(p.Nodes)
 	text, err := json.Marshal(p)
 	if err != nil {

@@ -20,7 +20,7 @@ type planner struct {
 
 func drawPlan(t *rapid.T) machine.Plan {
 	g := &planner{t: t, left: rapid.IntRange(1, 6).Draw(t, "steps"), pivot: rapid.Bool().Draw(t, "pivot")}
-	p := machine.Plan{Name: "saga", Version: 1, Deadline: g.millis("saga's deadline", 200)}
+	p := machine.Plan{Name: "saga", Version: 1, Deadline: g.millis("saga's deadline", 200), OnEnd: rapid.Bool().Draw(t, "on-end")}
 	p.Nodes = g.nodes(1, false)
 	return p
 }

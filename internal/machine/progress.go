@@ -1,6 +1,9 @@
 package machine
 
-import "encoding/json"
+import (
+	"encoding/json"
+	"slices"
+)
 
 // Phase says where an instance as a whole is.
 type Phase string
@@ -38,13 +41,14 @@ const (
 
 // Progress is how far an instance has come. Its steps are in the plan's order.
 type Progress struct {
-	Phase  Phase  `json:"phase"`
-	Reason string `json:"reason,omitempty"` // why it compensates
-	Paused bool   `json:"paused,omitempty"` // until it is resumed, no step begins or is undone, and no deadline passes
-	Revoke bool   `json:"revoke,omitempty"` // the saga that this one is nested in undoes it
-	Back   int    `json:"back,omitempty"`   // compensate only what comes after this step, and then pause; 0: all
-	Now    Millis `json:"now,omitempty"`    // of the last event
-	Steps  []Step `json:"steps"`
+	Phase  Phase   `json:"phase"`
+	Reason string  `json:"reason,omitempty"` // why it compensates
+	Paused bool    `json:"paused,omitempty"` // until it is resumed, no step begins or is undone, and no deadline passes
+	Revoke bool    `json:"revoke,omitempty"` // the saga that this one is nested in undoes it
+	Back   int     `json:"back,omitempty"`   // compensate only what comes after this step, and then pause; 0: all
+	Now    Millis  `json:"now,omitempty"`    // of the last event
+	End    EndCall `json:"end,omitzero"`
+	Steps  []Step  `json:"steps"`
 }
 
 // A Step is the state of one step of an instance.
@@ -55,7 +59,8 @@ type Step struct {
 	Due     Millis `json:"due,omitempty"`     // end of the wait, or the deadline; 0: now, or never
 	Doubt   bool   `json:"doubt,omitempty"`   // of a step that is stuck, or was skipped: it may have been done
 	Resend  bool   `json:"resend,omitempty"`  // the last message is to be sent once more
-	Reason  string `json:"reason,omitempty"`  // of the last failure
+	Held    bool   `json:"held,omitempty"`    // a person decides at the participant
+	Reason  string `json:"reason,omitempty"`  // of the last failure, or of Held
 
 	Began     Millis `json:"began,omitempty"` // the first attempt at the action
 	Sent      Millis `json:"sent,omitempty"`  // the last attempt at anything
@@ -87,20 +92,28 @@ func (p *Progress) Stuck() bool {
 			return true
 		}
 	}
-	return false
+	return p.End.Stuck
 }
 
-// Why returns the reason of a stuck step, or else of the compensation; "" if there is none.
+// Held reports whether the instance waits for a person who decides at a participant.
+func (p *Progress) Held() bool {
+	return slices.ContainsFunc(p.Steps, func(s Step) bool { return s.Held })
+}
+
+// Why returns the reason of a step that is stuck or held, or else of the compensation; "" if there is none.
 func (m *Machine) Why(p *Progress) string {
 	for i := range p.Steps {
 		s, name := &p.Steps[i], m.steps[i].Name
 		switch {
 		case p.Phase.Ended():
-		case s.State == Stuck:
+		case s.State == Stuck, s.Held:
 			return "step " + name + ": " + s.Reason
 		case s.State == UndoStuck:
 			return "compensation of step " + name + ": " + s.Reason + ", after " + p.Reason
 		}
+	}
+	if p.End.Stuck {
+		return "OnEnd: " + p.End.Reason
 	}
 	return p.Reason
 }
@@ -119,6 +132,7 @@ func (m *Machine) Due(p *Progress) Millis {
 	for i := range p.Steps {
 		earlier(p.Steps[i].Due)
 	}
+	earlier(p.End.Due)
 	if m.plan.Deadline > 0 && (m.canStillCompensate(p) || m.awaitsReply(p)) {
 		earlier(MillisOf(m.plan.Deadline))
 	}

@@ -69,9 +69,18 @@ func (s *sim) drain() {
 	s.t.Fatalf("no end: %+v", s.p)
 }
 
-// help has a person look at a step that is stuck.
+// help has a person look at a step that is stuck, or decide at the participant of one that is held.
 func (s *sim) help() {
+	if s.p.End.Stuck {
+		s.person(machine.Event{Kind: machine.RetryNow})
+		return
+	}
 	for i := range s.p.Steps {
+		if s.p.Steps[i].Held {
+			id := s.id(i + 1)
+			s.deliver(command{id, false, s.bodies[command{identity: id}]}, s.decide)
+			return
+		}
 		if st := s.p.Steps[i].State; st == machine.Stuck || st == machine.UndoStuck {
 			kind := rapid.SampledFrom([]machine.EventKind{machine.Skip, machine.RetryNow}).Draw(s.t, "help")
 			before := copied(s.p)
@@ -91,6 +100,19 @@ func (s *sim) check() {
 	s.checkSeen()
 	s.checkNext()
 	s.checkKept()
+	s.checkCalls()
+}
+
+// checkCalls: an instance with an OnEnd ends by one call that succeeds, and one without has no call.
+func (s *sim) checkCalls() {
+	called := len(s.calls) > 0 && s.calls[len(s.calls)-1] == s.p.Phase
+	switch {
+	case s.m.Plan().OnEnd != called && s.p.Phase.Ended(), len(s.calls) > 1,
+		s.p.Phase.Ended() && s.p.End != machine.EndCall{},
+		s.p.End.Stuck && s.p.End.Due != 0,
+		s.p.End.Due != 0 && s.p.Paused == false && s.m.Outcome(&s.p) == "":
+		s.t.Fatalf("OnEnd was called for %v, the saga is %+v", s.calls, s.p)
+	}
 }
 
 var forward = []machine.State{machine.Idle, machine.InFlight, machine.Waiting, machine.Done, machine.Skipped, machine.Stuck}
@@ -107,6 +129,7 @@ func (s *sim) checkStates() {
 			s.p.Phase == machine.Compensated && (is(machine.Waiting, machine.Stuck, machine.Undoing, machine.UndoWaiting, machine.UndoStuck) || s.undoable(i+1)),
 			st.Due != 0 && (!is(machine.InFlight, machine.Waiting, machine.UndoWaiting) || s.p.Phase.Ended()),
 			st.Resend && (!is(machine.InFlight, machine.Undoing) || len(st.Message) == 0),
+			st.Held && !is(machine.InFlight),
 			st.Doubt && !is(machine.Stuck) && !(st.Override && is(machine.Done)),
 			len(st.Result) > 0 && (!st.Override || !is(machine.Done) || s.p.Phase.Ended()),
 			len(st.Message) > 0 && len(st.Result) == 0 && is(machine.Idle, machine.Waiting, machine.Done, machine.Skipped, machine.Rejected, machine.Undone),
@@ -136,7 +159,7 @@ func (s *sim) checkSeen() {
 		}
 		seen = true
 		local := s.leaves[i].Kind == machine.Local && !undoing || s.leaves[i].Undo == machine.Local && undoing // ends where it begins
-		if !local && !st.Resend && st.Due == 0 && !p.Phase.Ended() && len(s.bodies) > 0 && !s.begins(i+1, undoing) && !s.underWay(s.id(i+1), undoing) {
+		if !local && !st.Held && !st.Resend && st.Due == 0 && !p.Phase.Ended() && len(s.bodies) > 0 && !s.begins(i+1, undoing) && !s.underWay(s.id(i+1), undoing) {
 			s.t.Fatalf("step %d is %s, and nobody is going to answer", i+1, st.State)
 		}
 	}
@@ -178,6 +201,9 @@ func (s *sim) wanted() []machine.Task {
 		if kind := s.wantedOf(id); kind != "" {
 			tasks = append(tasks, machine.Task{ID: id, Kind: kind})
 		}
+	}
+	if len(tasks) == 0 && !s.p.Paused && s.m.Outcome(&s.p) != "" && !s.p.End.Stuck && s.p.End.Due == 0 {
+		tasks = []machine.Task{{Kind: machine.OnEnd}}
 	}
 	return tasks
 }

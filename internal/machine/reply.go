@@ -19,11 +19,18 @@ func (m *Machine) applyReply(p *Progress, s *Step, e Event) error {
 	}
 	switch e.Kind {
 	case Replied:
+		if s.Held {
+			s.Reason = ""
+		}
 		s.finishAction(Done, e.At)
 	case Refused:
 		m.applyRefusal(p, s, e)
 	case Failed:
 		m.applyFailure(p, s, e)
+	case Held:
+		s.hold(p, e.Reason)
+	case Broken:
+		m.applyMistake(p, s, e)
 	case Overdue:
 		if s.State != InFlight {
 			return ErrLate
@@ -31,7 +38,11 @@ func (m *Machine) applyReply(p *Progress, s *Step, e Event) error {
 		if n.Kind == Local {
 			return fmt.Errorf("machine: step %s ends in the transaction that it begins in and cannot be overdue", n.Name)
 		}
-		s.markDoubtful(p, e.Reason)
+		reason := e.Reason
+		if s.Held {
+			reason = s.Reason + ", " + reason
+		}
+		s.markDoubtful(p, reason)
 	}
 	return nil
 }
@@ -78,12 +89,13 @@ func (m *Machine) rejectResult(p *Progress, s *Step, e Event) {
 
 // finishAction ends the action.
 func (s *Step) finishAction(as State, at Millis) {
-	s.State, s.Ended, s.Due, s.Tries, s.Message, s.Doubt, s.Resend = as, at, 0, 0, nil, false, false
+	s.State, s.Ended, s.Due, s.Tries, s.Message = as, at, 0, 0, nil
+	s.Doubt, s.Resend, s.Held = false, false, false
 }
 
 // stopWith gives the step a state in which no timer and no message is due.
 func (s *Step) stopWith(as State, reason string) {
-	s.State, s.Reason, s.Due, s.Resend = as, reason, 0, false
+	s.State, s.Reason, s.Due, s.Resend, s.Held = as, reason, 0, false, false
 }
 
 // applyUndoReply moves a step by the reply to its compensation, or by the lack of one.
@@ -131,10 +143,35 @@ func (m *Machine) applyFailure(p *Progress, s *Step, e Event) {
 	}
 }
 
+// hold notes that a person decides at the participant. A saga that compensates does not wait for that: it undoes the
+// step.
+func (s *Step) hold(p *Progress, reason string) {
+	if s.State == InFlight && p.Phase == Compensating {
+		s.stopWith(Unknown, reason)
+		s.Tries = 0
+		return
+	}
+	s.Reason, s.Held = reason, s.State == InFlight
+}
+
+// applyMistake takes a failure that is no outcome of the business: it compensates nothing. A person mends the mistake
+// and has the step tried again.
+func (m *Machine) applyMistake(p *Progress, s *Step, e Event) {
+	switch {
+	case s.State == Unknown:
+		s.Reason = e.Reason // the saga compensates already
+	case m.steps[e.Step-1].Kind == Local:
+		s.Message = nil
+		s.stopWith(Stuck, e.Reason)
+	default:
+		s.markDoubtful(p, e.Reason)
+	}
+}
+
 // tryAgain gives a step that did nothing its next attempt, or ends the step if it has used up its attempts.
 func (m *Machine) tryAgain(p *Progress, s *Step, e Event, attempts int) {
 	n := m.steps[e.Step-1]
-	s.Message, s.Reason, s.Doubt, s.Resend = nil, e.Reason, false, false
+	s.Message, s.Reason, s.Doubt, s.Resend, s.Held = nil, e.Reason, false, false, false
 	switch {
 	case p.Phase == Compensating:
 		s.finishAction(Rejected, e.At)
@@ -152,6 +189,9 @@ func (m *Machine) tryAgain(p *Progress, s *Step, e Event, attempts int) {
 func (m *Machine) applyTimer(p *Progress) {
 	if p.Paused || p.Phase.Ended() {
 		return
+	}
+	if p.End.Due <= p.Now {
+		p.End.Due = 0
 	}
 	for i := range p.Steps {
 		s, n := &p.Steps[i], m.steps[i]
@@ -185,17 +225,18 @@ func joinReason(what, reason string) string {
 
 // beginCompensation makes the saga compensate. With giveUp it does not wait for steps in flight. Without giveUp it
 // does, but not for a step whose message was to be sent again: no action is sent any more, so its reply may never come.
+// Nor does it wait for a person who decides at a participant.
 func (m *Machine) beginCompensation(p *Progress, reason string, giveUp bool) {
 	if p.Phase == Running {
-		p.Phase, p.Reason, p.Back = Compensating, reason, 0
+		p.Phase, p.Reason, p.Back, p.End = Compensating, reason, 0, EndCall{}
 	}
 	for i := range p.Steps {
 		s := &p.Steps[i]
 		switch {
 		case s.State == Waiting, s.State == Stuck && !s.Doubt:
 			s.finishAction(Rejected, p.Now)
-		case s.State == Stuck, s.State == InFlight && (giveUp || s.Resend):
-			s.State, s.Due, s.Doubt, s.Resend = Unknown, 0, false, false
+		case s.State == Stuck, s.State == InFlight && (giveUp || s.Resend || s.Held):
+			s.State, s.Due, s.Doubt, s.Resend, s.Held = Unknown, 0, false, false, false
 		}
 		if s.State == Done || s.State == Unknown {
 			s.Tries = 0 // the compensation has its own tries

@@ -25,6 +25,7 @@ type sim struct {
 	known   map[identity]bool  // the machine has been told that nothing was done
 	decided map[identity]bool  // a person has said what came of it, and may be wrong
 	kept    []machine.Step     // the steps up to the one to go back to, as they were
+	calls   []machine.Phase    // of OnEnd that have succeeded, each with the phase after it
 }
 
 func newSim(t *rapid.T) *sim {
@@ -109,12 +110,16 @@ func (s *sim) decide() outcome {
 	if s.calm {
 		return succeeds
 	}
-	return rapid.SampledFrom([]outcome{succeeds, succeeds, succeeds, succeeds, refuses, fails, failsLate}).Draw(s.t, "outcome")
+	return rapid.SampledFrom([]outcome{succeeds, succeeds, succeeds, succeeds, refuses, fails, failsLate, holds, breaks}).Draw(s.t, "outcome")
 }
 
 // perform does a task as an orchestrator would: a function in its transaction, all
 // else by a message.
 func (s *sim) perform(task machine.Task) {
+	if task.Kind == machine.OnEnd {
+		s.callOnEnd()
+		return
+	}
 	st, n := &s.p.Steps[task.ID-1], s.leaves[task.ID-1]
 	switch task.Kind {
 	case machine.Fold:
@@ -149,6 +154,20 @@ func (s *sim) do(step int, n machine.Node) {
 	s.send(step, false, body)
 }
 
+// callOnEnd has the function for the saga's end run.
+func (s *sim) callOnEnd() {
+	ends := s.m.Outcome(&s.p)
+	switch s.decide() {
+	case succeeds:
+		s.calls = append(s.calls, ends)
+		s.must(machine.Event{Kind: machine.EndDone})
+	case breaks:
+		s.must(machine.Event{Kind: machine.EndBroken, Reason: "because"})
+	default:
+		s.must(machine.Event{Kind: machine.EndFailed, Reason: "because"})
+	}
+}
+
 // function has the function of a Local step run.
 func (s *sim) function(step int) {
 	e := machine.Event{Kind: machine.Replied, Step: step, Attempt: s.p.Steps[step-1].Attempt, Reason: "because"}
@@ -157,6 +176,8 @@ func (s *sim) function(step int) {
 		s.row(s.id(step)).acted = true
 	case refuses:
 		e.Kind, s.known[s.id(step)] = machine.Refused, true
+	case breaks:
+		e.Kind, s.known[s.id(step)] = machine.Broken, true
 	default:
 		e.Kind, s.known[s.id(step)] = machine.Failed, true
 	}
@@ -272,7 +293,8 @@ func (s *sim) reload() {
 func (s *sim) disturb() {
 	e := machine.Event{
 		Kind: rapid.SampledFrom([]machine.EventKind{
-			machine.Sent, machine.Passed, machine.Folded, machine.Unfit, machine.Replied, machine.Refused, machine.Failed, machine.Overdue, "nonsense",
+			machine.Sent, machine.Passed, machine.Folded, machine.Unfit, machine.Replied, machine.Refused, machine.Failed,
+			machine.Held, machine.Broken, machine.Overdue, machine.EndDone, machine.EndFailed, machine.EndBroken, "nonsense",
 		}).Draw(s.t, "kind"),
 		Step: rapid.IntRange(-1, s.m.Steps()+1).Draw(s.t, "step"), Attempt: rapid.IntRange(0, 3).Draw(s.t, "attempt"),
 		Undo: rapid.Bool().Draw(s.t, "undo"), At: machine.Millis(rapid.IntRange(0, 300).Draw(s.t, "at")),

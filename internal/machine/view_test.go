@@ -38,6 +38,10 @@ func (v view) String() string {
 func (v view) next() string {
 	var tasks []string
 	for _, t := range v.m.Next(v.p) {
+		if t.Kind == machine.OnEnd {
+			tasks = append(tasks, "on-end")
+			continue
+		}
 		tasks = append(tasks, fmt.Sprintf("%s %s", t.Kind, v.m.Step(t.ID).Name))
 	}
 	if due := v.m.Due(v.p); due > 0 {

@@ -28,6 +28,8 @@ const (
 	refuses
 	fails     // and has done nothing
 	failsLate // after it has taken effect
+	holds     // a person decides
+	breaks    // by a mistake, and has done nothing
 )
 
 // A world is the participants with their inboxes, and what is under way to them
@@ -87,6 +89,10 @@ func (r *row) act(decide func() outcome) machine.EventKind {
 	case failsLate:
 		r.acted = true
 		return machine.Failed
+	case holds:
+		return machine.Held
+	case breaks:
+		return machine.Broken
 	}
 	r.acted, r.answered = true, true
 	return machine.Replied
@@ -102,7 +108,7 @@ func (r *row) compensate(decide func() outcome) machine.EventKind {
 		switch decide() {
 		case refuses:
 			return machine.Refused
-		case fails, failsLate:
+		case fails, failsLate, holds, breaks:
 			return machine.Failed
 		}
 		r.undone = true

@@ -37,7 +37,11 @@ func (m *Messages) AddCommand(c *flow.Command) {
 	if c.Again {
 		headers[outbox.HeaderReplayed] = time.Now().UTC().Format(time.RFC3339)
 	}
-	m.addCompleted(outbox.Message{Topic: c.Topic, Type: c.Type, Step: c.Step, N: m.markN(c.N), Payload: c.Body, Headers: headers})
+	msg := outbox.Message{Topic: c.Topic, Type: c.Type, Step: c.Step, N: m.markN(c.N), Payload: c.Body, Headers: headers}
+	if c.Codec != nil {
+		msg.ContentType = c.Codec.ContentType()
+	}
+	m.addCompleted(msg)
 }
 
 // AnswerParent adds the reply to the saga around the instance, if there is one and the instance has ended.
@@ -62,7 +66,16 @@ func (m *Messages) AnswerParent() {
 
 // AddEmitted adds the messages of a local step, completed by the instance's identity. Its error is
 // [outbox.Validate]'s.
-func (m *Messages) AddEmitted(msgs []outbox.Message) error {
+func (m *Messages) AddEmitted(msgs []outbox.Message) {
+	m.all = append(m.all, m.completeEmitted(msgs)...)
+}
+
+// ValidateEmitted returns the [outbox.ErrInvalid] with which the outbox would refuse msgs, or nil.
+func (m *Messages) ValidateEmitted(msgs []outbox.Message) error {
+	return outbox.Validate(m.completeEmitted(msgs)...)
+}
+
+func (m *Messages) completeEmitted(msgs []outbox.Message) (completed []outbox.Message) {
 	for _, msg := range msgs {
 		msg.Scope, msg.Key = cmp.Or(msg.Scope, m.row.Scope), cmp.Or(msg.Key, m.row.Key)
 		msg.CorrelationID = cmp.Or(msg.CorrelationID, m.row.Root)
@@ -70,9 +83,9 @@ func (m *Messages) AddEmitted(msgs []outbox.Message) error {
 			msg.Incarnation = cmp.Or(msg.Incarnation, m.ownIncarnation())
 		}
 		msg.Incarnation = cmp.Or(msg.Incarnation, outbox.NoIncarnation)
-		m.all = append(m.all, msg)
+		completed = append(completed, msg)
 	}
-	return outbox.Validate(m.all[len(m.all)-len(msgs):]...)
+	return completed
 }
 
 // AppendFrom adds the messages of an instance that began in the same transaction.
@@ -98,7 +111,7 @@ func (m *Messages) AllUntraced() []outbox.Message { return m.all }
 func (m *Messages) addCompleted(msg outbox.Message) {
 	msg.Scope, msg.Key, msg.Incarnation, msg.CorrelationID = m.row.Scope, m.row.Key, m.ownIncarnation(), m.row.Root
 	msg.OrderingKey = cmp.Or(msg.OrderingKey, OrderingKey(msg.Scope, msg.Key, msg.N))
-	if msg.Payload == nil {
+	if msg.Payload == nil && msg.ContentType == "" {
 		msg.Payload = []byte("null")
 	}
 	m.all = append(m.all, msg)

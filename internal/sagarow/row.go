@@ -80,6 +80,8 @@ func StatusOf(m *machine.Machine, p *machine.Progress) (Status, string) {
 		status, reason = Stuck, m.Why(p)
 	case p.Paused:
 		status = Paused
+	case p.Held():
+		reason = m.Why(p)
 	}
 	return status, flow.ClipReason(reason)
 }

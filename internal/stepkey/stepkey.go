@@ -5,7 +5,7 @@
 //
 // key is the client's idempotency key, 1–255 printable ASCII characters, and may
 // itself contain spaces and colons. step is [a-z0-9][a-z0-9-]{0,62} and n, which tells
-// several messages of one saga to one step apart, is [A-Za-z0-9._-]{1,64}.
+// several messages of one saga to one step apart, is [A-Za-z0-9._-]{1,64}, with room for an incarnation before it.
 // They hold no colon, so the last colon of a step key is the one before the step.
 //
 // A client may use a key again once the record of its request has expired. The
@@ -29,7 +29,7 @@ import (
 const (
 	MaxKey  = 255
 	MaxStep = 63
-	MaxN    = 64
+	MaxN    = 64 // of the message's own n, without an incarnation
 
 	MaxIncarnation = 24
 )
@@ -76,10 +76,22 @@ func (k Key) Check() error {
 	if err := CheckStep(k.Step); err != nil {
 		return err
 	}
-	if len(k.N) > MaxN || strings.ContainsFunc(k.N, outsideN) {
+	if !withinN(k.N) {
 		return fmt.Errorf("%w: n must be 1 to %d of A-Z a-z 0-9 . _ -", ErrMalformed, MaxN)
 	}
 	return nil
+}
+
+// withinN reports whether n has no more than MaxN characters, those of an incarnation not counted.
+func withinN(n string) bool {
+	own := n
+	if len(n) > MaxN {
+		incarnation, rest := SplitN(n)
+		if incarnation != "" && CheckIncarnation(incarnation) == nil {
+			own = rest
+		}
+	}
+	return len(own) <= MaxN && !strings.ContainsFunc(n, outsideN)
 }
 
 // JoinN returns the n of a message: its own n with the incarnation of its saga before it, as

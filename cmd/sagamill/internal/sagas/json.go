@@ -19,6 +19,8 @@ type Instance struct {
 	Parent    string `json:"parent,omitempty"`
 	Status    string `json:"status"`
 	Reason    string `json:"reason,omitempty"`
+	Step      string `json:"step,omitempty"`
+	WaitsFor  string `json:"waits_for,omitempty"`
 	Tries     int    `json:"tries,omitempty"`
 	StartedAt string `json:"started_at"`
 	UpdatedAt string `json:"updated_at"`
@@ -29,7 +31,7 @@ type Instance struct {
 func newInstance(i *operator.Instance) Instance {
 	return Instance{
 		Scope: i.Scope, Key: i.Key, Path: i.Path, ID: i.ID, Root: i.Root, Saga: i.Saga, Version: i.Version, Parent: i.Parent,
-		Status: string(i.Status), Reason: i.Reason, Tries: i.Tries,
+		Status: string(i.Status), Reason: i.Reason, Tries: i.Tries, Step: i.Step, WaitsFor: string(i.WaitsFor),
 		StartedAt: cli.FormatMoment(i.StartedAt), UpdatedAt: cli.FormatMoment(i.UpdatedAt), DueAt: cli.FormatMoment(i.DueAt), EndedAt: cli.FormatMoment(i.EndedAt),
 	}
 }

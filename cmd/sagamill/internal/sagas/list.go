@@ -152,14 +152,14 @@ func printInstances(c *cli.Call, all []operator.Instance, asJSON bool) error {
 			due = cli.FormatTime(i.DueAt)
 		}
 		rows[k] = []string{
-			cli.FormatCell(i.Scope), cli.FormatCell(i.Key), cmp.Or(i.Path, "-"), cli.FormatCell(i.Saga), strconv.Itoa(i.Version), string(i.Status),
+			cli.FormatCell(i.Scope), cli.FormatCell(i.Key), cmp.Or(i.Path, "-"), cli.FormatCell(i.Saga), strconv.Itoa(i.Version), string(i.Status), cmp.Or(i.Step, "-"), cmp.Or(string(i.WaitsFor), "-"),
 			cli.FormatTime(i.StartedAt), cli.FormatTime(i.UpdatedAt), due, cli.FormatCell(cli.ClipText(i.Reason, cli.ReasonWidth)),
 		}
 	}
 	if asJSON {
 		return nil
 	}
-	return cli.PrintTable(c.Stdout, []string{"SCOPE", "KEY", "NESTED", "SAGA", "VERSION", "STATUS", "STARTED", "MOVED", "DUE", "REASON"}, rows)
+	return cli.PrintTable(c.Stdout, []string{"SCOPE", "KEY", "NESTED", "SAGA", "VERSION", "STATUS", "STEP", "WAITS-FOR", "STARTED", "MOVED", "DUE", "REASON"}, rows)
 }
 
 func sagaCheck(ctx context.Context, c *cli.Call) error {

@@ -267,6 +267,13 @@ SELECT id, at, verb, step, who, why FROM {schema}.saga_journal WHERE scope = $1 
 ---- instanceQueries.readPlan
 
 SELECT plan FROM {schema}.saga_definition WHERE name = $1 AND version = $2 AND starts_with(hash, $3)
+---- instanceQueries.readWaits
+
+SELECT s.scope, s.key, s.path, s.progress, p.plan
+FROM unnest($1::text[], $2::text[], $3::text[]) AS w (scope, key, path)
+JOIN {schema}.saga AS s ON s.scope = w.scope AND s.key = w.key AND s.path = w.path
+JOIN {schema}.saga_definition AS p ON p.name = s.name AND p.version = s.version AND starts_with(p.hash, s.plan_hash)
+WHERE s.ended_at IS NULL AND length(s.progress) <= $4
 ---- outboxQueries.bury
 
 WITH batch AS (SELECT id FROM {schema}.outbox_held WHERE (state = 'refused' OR state = 'waiting' AND due_at < 'infinity' AND reason <> '') AND id > $1 AND coalesce(refused_at, created_at) <= $2 AND ($3::bigint[] IS NULL OR id = ANY ($3))

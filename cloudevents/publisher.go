@@ -1,0 +1,170 @@
+package cloudevents
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"mime"
+	"net/url"
+	"slices"
+	"strings"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+
+	"github.com/sagamill/sagamill/outbox"
+)
+
+// Options say how messages are sent.
+type Options struct {
+	// Source is the attribute source: a URI reference that names the service, such as /shop/orders. It is required.
+	Source string
+	// Structured sends structured mode. Default: binary mode.
+	Structured bool
+	// Prefix begins the headers of binary mode: cloudEvents_ or cloudEvents: for AMQP, ce_ for Kafka, ce- for NATS.
+	// Default: cloudEvents_.
+	Prefix string
+}
+
+// DefaultPrefix begins the headers of binary mode in the CloudEvents binding for AMQP, and the metadata that [Open]
+// sets.
+const DefaultPrefix = "cloudEvents_"
+
+// prefixes are those of binary mode. Letter case does not count.
+var prefixes = []string{DefaultPrefix, "cloudEvents:", "ce_", "ce-"}
+
+// StructuredType is the content type of structured mode.
+const StructuredType = "application/cloudevents+json"
+
+// extensions are the attributes for headers of sagamill.
+var extensions = []struct{ attribute, header string }{
+	{"causationid", outbox.HeaderCausation},
+	{"correlationid", outbox.PropertyCorrelation},
+	{"sagamillformat", outbox.HeaderFormat},
+	{"sagamillkey", outbox.HeaderKey},
+	{"sagamillreplayed", outbox.HeaderReplayed},
+	{"sagamillreplyto", "x-sagamill-reply-to"},
+	{"sagamillscope", outbox.HeaderScope},
+	{"sagamillsignature", outbox.HeaderSignature},
+	{"traceparent", outbox.HeaderTraceParent},
+	{"tracestate", outbox.HeaderTraceState},
+}
+
+// NewPublisher returns a publisher for a relay. It hands messages to next as CloudEvents, batch by batch, and returns
+// next's results. A signer goes around it: signatures are those of the messages. An error names the option.
+func NewPublisher(next outbox.Publisher, opts *Options) (outbox.Publisher, error) {
+	if next == nil {
+		return nil, errors.New("cloudevents: NewPublisher needs a publisher")
+	}
+	if opts == nil {
+		opts = &Options{}
+	}
+	p := &publisher{next: next, opts: *opts}
+	p.opts.Prefix = cmp.Or(p.opts.Prefix, DefaultPrefix)
+	if _, err := url.Parse(p.opts.Source); err != nil || p.opts.Source == "" {
+		return nil, fmt.Errorf("cloudevents: option Source: %q is no URI reference such as /shop/orders", p.opts.Source)
+	}
+	if !slices.Contains(prefixes, p.opts.Prefix) {
+		return nil, fmt.Errorf("cloudevents: option Prefix: %q is none of %s", p.opts.Prefix, strings.Join(prefixes, " "))
+	}
+	return p, nil
+}
+
+type publisher struct {
+	next outbox.Publisher
+	opts Options
+}
+
+// PublishBatch implements [outbox.Publisher]. The relay may hand over the same messages again, so they are not changed.
+func (p *publisher) PublishBatch(ctx context.Context, batch []outbox.Publication) []error {
+	events := make([]outbox.Publication, len(batch))
+	for i, one := range batch {
+		events[i] = one
+		events[i].Message = p.wrapMessage(one.Message)
+	}
+	return p.next.PublishBatch(ctx, events)
+}
+
+func (p *publisher) wrapMessage(msg *message.Message) *message.Message {
+	attributes := p.attributesOf(msg)
+	event := message.NewMessage(msg.UUID, msg.Payload)
+	event.SetContext(msg.Context())
+	maps.Copy(event.Metadata, msg.Metadata)
+	if p.opts.Structured {
+		event.Payload = encodeStructured(attributes, msg.Metadata[outbox.PropertyContentType], msg.Payload)
+		event.Metadata[outbox.PropertyContentType] = StructuredType
+		return event
+	}
+	for name, value := range attributes {
+		event.Metadata[p.opts.Prefix+name] = value
+	}
+	return event
+}
+
+// attributesOf returns the attributes of a message, without datacontenttype.
+func (p *publisher) attributesOf(msg *message.Message) map[string]string {
+	attributes := map[string]string{}
+	for name, value := range msg.Metadata {
+		if own, ok := strings.CutPrefix(name, DefaultPrefix); ok && validName(own) && value != "" {
+			attributes[own] = value
+		}
+	}
+	for _, e := range extensions {
+		if value := msg.Metadata[e.header]; value != "" {
+			attributes[e.attribute] = value
+		}
+	}
+	maps.Copy(attributes, map[string]string{
+		"specversion": "1.0", "id": msg.UUID, "source": p.opts.Source, "type": msg.Metadata[outbox.PropertyType],
+	})
+	if at := msg.Metadata[outbox.PropertyTimestamp]; at != "" {
+		attributes["time"] = at
+	}
+	delete(attributes, "datacontenttype")
+	return attributes
+}
+
+// validName reports whether name can be the name of an attribute. The data are no attribute.
+func validName(name string) bool {
+	return name != "" && name != "data" && strings.Trim(name, "abcdefghijklmnopqrstuvwxyz0123456789") == ""
+}
+
+// encodeStructured returns the document of structured mode. JSON is in it byte by byte, so that a receiver gets the
+// bytes that the inbox knows.
+func encodeStructured(attributes map[string]string, contentType string, payload []byte) []byte {
+	var b bytes.Buffer
+	b.WriteByte('{')
+	attribute := func(name, value string) {
+		text, err := json.Marshal(value)
+		if err != nil {
+			panic(err) // a string
+		}
+		fmt.Fprintf(&b, "%q:%s,", name, text)
+	}
+	for _, name := range slices.Sorted(maps.Keys(attributes)) {
+		attribute(name, attributes[name])
+	}
+	if contentType != "" {
+		attribute("datacontenttype", contentType)
+	}
+	switch {
+	case len(payload) == 0:
+		b.Truncate(b.Len() - 1) // an event without data
+	case isJSON(contentType) && json.Valid(payload) && len(bytes.TrimSpace(payload)) == len(payload):
+		fmt.Fprintf(&b, `"data":%s`, payload)
+	default:
+		fmt.Fprintf(&b, `"data_base64":%q`, base64.StdEncoding.EncodeToString(payload))
+	}
+	b.WriteByte('}')
+	return b.Bytes()
+}
+
+// isJSON reports whether data of a content type are JSON in an envelope. Without one they are.
+func isJSON(contentType string) bool {
+	media, _, err := mime.ParseMediaType(contentType)
+	return contentType == "" || err == nil && (strings.HasSuffix(media, "/json") || strings.HasSuffix(media, "+json"))
+}
