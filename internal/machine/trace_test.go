@@ -17,7 +17,7 @@ import (
 
 var update = flag.Bool("update", false, "rewrite testdata/*.txt with what the machine does")
 
-// A trace begins with a plan: "saga NAME [deadline=D]", and below it a line
+// A trace begins with a plan: "saga NAME [deadline=D] [on-end]", and below it a line
 // "NAME KIND [option…]" for each node, indented by two spaces more than the node
 // around it. Options are pivot, if, undo=KIND, deadline=D, retry=N and undo-retry=N;
 // waits between attempts are one second. Then come events, "> KIND [STEP…] [option…]";
@@ -176,6 +176,10 @@ func parsePlan(t *testing.T, lines []string) machine.Plan {
 	head := strings.Fields(lines[0])
 	p := machine.Plan{Name: head[1], Version: 1}
 	for _, word := range head[2:] {
+		if word == "on-end" {
+			p.OnEnd = true
+			continue
+		}
 		p.Deadline = duration(t, strings.TrimPrefix(word, "deadline="))
 	}
 	rest := lines[1:]

@@ -137,7 +137,9 @@ func (m *Machine) rejectStep(p *Progress, e Event) error {
 // retryAllSteps retries every step that is stuck or waits, and the call of OnEnd.
 func (m *Machine) retryAllSteps(p *Progress) error {
 	retried := p.End.isWaiting()
-	p.End = EndCall{}
+	if retried {
+		p.End = EndCall{}
+	}
 	for id := 1; id <= len(p.Steps); id++ {
 		s := p.Steps[id-1].State
 		if s == Waiting || s == Stuck || s == UndoWaiting || s == UndoStuck {

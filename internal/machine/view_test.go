@@ -32,6 +32,13 @@ func (v view) String() string {
 			fmt.Fprintf(&b, "  %-8s %s\n", v.m.Step(i+1).Name, line)
 		}
 	}
+	if end := v.p.End; end.Tries > 0 {
+		fmt.Fprintf(&b, "  on-end failed %d times (%s)", end.Tries, end.Reason)
+		if end.Stuck {
+			b.WriteString(", stuck")
+		}
+		b.WriteString("\n")
+	}
 	return b.String() + "next: " + v.next() + "\n"
 }
 
