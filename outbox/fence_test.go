@@ -9,6 +9,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/jackc/pgx/v5"
 )
 
 // An overtaken relay whose tables of cursors are due to take turns leaves them
@@ -179,6 +181,66 @@ func TestATenureThatIsOverChangesNothing(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A page is read leaf by leaf. If another relay takes over in between, it may hold a message back
+// that this one has seen as not held, and empty the leaf in which it was: the message behind it
+// would overtake it.
+func TestARelayThatIsOvertakenInAReadReadsNothing(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	const turn = "SELECT nextval('{schema}.outbox_leaf')"
+	f.exec(t, turn)
+	f.write(t, msg("k", "1"))
+	f.exec(t, turn+", nextval('{schema}.outbox_leaf')") // the first leaf is read before that of 1
+	f.write(t, msg("k", "2"))
+	old := f.leader(t, RelayOptions{})
+	old.sql.fetchMessages[0] += " AND (SELECT pg_advisory_xact_lock(hashtext('" + f.schema + "')) IS NOT NULL)"
+	gate, err := f.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = gate.Rollback(context.WithoutCancel(t.Context())) }()
+	if _, err := gate.Exec(t.Context(), "SELECT pg_advisory_xact_lock(hashtext($1))", f.schema); err != nil {
+		t.Fatal(err)
+	}
+	read := make(chan error, 1)
+	go func() {
+		rows, _, err := old.log.readPage(t.Context(), 10, maxPageBytes)
+		if err == nil {
+			err = fmt.Errorf("%d messages, the first %s, behind %d", len(rows), rows[0].Payload, rows[0].behind)
+		}
+		read <- err
+	}()
+	eventually(t, "the first leaf is being read", func() bool {
+		return f.isWaitedFor(t, gate)
+	})
+	f.exec(t, "UPDATE {schema}.outbox_relay SET lease_until = 'epoch'")
+	l := f.leader(t, RelayOptions{Lanes: 1, RetryBase: time.Hour, RetryCap: time.Hour})
+	_ = f.refuse("1")
+	f.publishPage(t, l, f.broker.answer)
+	if _, err := l.settlePages(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if !l.space.emptyLeaf(t.Context(), 1, l.settler.at) {
+		t.Fatal("the leaf of 1 is not emptied")
+	}
+	if err := gate.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-read; !errors.Is(err, errOvertaken) {
+		t.Errorf("the overtaken relay has read: %v", err)
+	}
+}
+
+// isWaitedFor reports whether a session waits for tx.
+func (f *fixture) isWaitedFor(t *testing.T, tx pgx.Tx) (waits bool) {
+	t.Helper()
+	err := f.pool.QueryRow(t.Context(), "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE $1 = ANY (pg_blocking_pids(pid)))", tx.Conn().PgConn().PID()).Scan(&waits)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return waits
 }
 
 // publishPage reads a page and lets the first lane publish it, with answer for

@@ -1,6 +1,7 @@
 package outbox
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -153,6 +154,47 @@ func TestWhatWaitsGoesOn(t *testing.T) {
 			}
 			if last != followers {
 				t.Errorf("the last one published is %d, want %d", last, followers)
+			}
+		})
+	}
+}
+
+// A held message that is locked is passed over, and with it what waits behind it in its key. An
+// overtaken relay that reads what is due at the same moment locks it, and a person may.
+func TestWhatWaitsBehindALockedMessageDoesNotOvertake(t *testing.T) {
+	t.Parallel()
+	for locked, want := range []string{"", "0", "0 1"} {
+		t.Run(fmt.Sprint(locked), func(t *testing.T) {
+			t.Parallel()
+			f := newFixture(t)
+			allow := f.refuse("0")
+			f.write(t, msg("k", "0"), on("other", msg("k", "1")), msg("k", "2"), msg("k", "3"))
+			mustSettle(t, f.relay(t, RelayOptions{RetryBase: time.Hour, RetryCap: time.Hour}))
+			allow()
+			f.due(t)
+			l := f.leader(t, RelayOptions{Lanes: 1})
+			overtaken, err := f.pool.Begin(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = overtaken.Rollback(context.WithoutCancel(t.Context())) }()
+			if _, err := overtaken.Exec(t.Context(), l.sql.fetchHeld, f.ids(t, "outbox_held", 4)[locked:locked+1]); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := l.readHeld(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			f.publishPending(t, l)
+			if got := strings.Join(f.broker.payloads(), " "); got != want {
+				t.Errorf("published %q while %d is locked, want %q", got, locked, want)
+			}
+			if err := overtaken.Rollback(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			l.lease.releaseLease(t.Context(), l.epoch)
+			mustSettle(t, f.relay(t, RelayOptions{}))
+			if got := strings.Join(f.broker.firsts(), " "); got != "0 1 2 3" {
+				t.Errorf("published %q, want 0 1 2 3", got)
 			}
 		})
 	}

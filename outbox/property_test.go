@@ -258,7 +258,7 @@ func (s *storm) depose(r *rand.Rand, stop <-chan struct{}) {
 		case <-stop:
 			s.proxy.Lose(pgtest.LoseNothing)
 			return
-		case <-time.After(time.Duration(50+r.IntN(200)) * time.Millisecond):
+		case <-time.After(time.Duration(30+r.IntN(100)) * time.Millisecond):
 			s.exec(s.t, "UPDATE {schema}.outbox_relay SET lease_until = 'epoch'")
 			s.proxy.Lose([]pgtest.Loss{pgtest.LoseNothing, pgtest.LoseReply, pgtest.LoseNothing, pgtest.LoseCommit}[r.IntN(4)])
 		}
@@ -430,7 +430,7 @@ func (b *moodyBroker) publish(payload string) error {
 	}
 	h := fnv.New64a()
 	_, _ = h.Write([]byte(payload))
-	if times := int((h.Sum64() ^ b.seed) % 30); times < 3 && b.refused[payload] < times {
+	if times := int((h.Sum64() ^ b.seed) % 30); times < 6 && b.refused[payload] < times {
 		b.refused[payload]++
 		return fmt.Errorf("%w: not yet", ErrRefused)
 	}

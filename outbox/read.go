@@ -135,7 +135,9 @@ func (l *logReader) listDifference(ctx context.Context) error {
 }
 
 // fetchMessages reads the messages of list. A message that is gone was removed by an operator,
-// who did not want it published.
+// who did not want it published. If the tenure ends meanwhile, nothing is read: another relay may
+// have moved a message from one leaf into outbox_held after messages of its key were read from
+// another leaf, and have emptied the leaf.
 func (l *logReader) fetchMessages(ctx context.Context, list []entry) ([]row, error) {
 	var ids [len(leaves)][]int64
 	for _, e := range list {
@@ -152,6 +154,8 @@ func (l *logReader) fetchMessages(ctx context.Context, list []entry) ([]row, err
 			}))
 		}
 	}
+	var found int64
+	batch.Queue(l.sql.readTenure, l.epoch).QueryRow(func(row pgx.Row) error { return explainFence(row.Scan(&found)) })
 	if err := l.db.SendBatch(ctx, batch).Close(); err != nil {
 		return nil, fmt.Errorf("read messages: %w", err)
 	}
@@ -353,6 +357,9 @@ const sqlListLeaf = `
 	SELECT {i} AS leaf, id, octet_length(payload) AS size, xid FROM {schema}.{leaf} WHERE xid >= $1::text::xid8
 	UNION ALL
 	SELECT {i}, id, octet_length(payload), xid FROM {schema}.{leaf} WHERE xid = ANY ($2::text[]::xid8[])`
+
+// sqlReadTenure finds no row if the tenure is over.
+const sqlReadTenure = `SELECT epoch FROM {schema}.outbox_tenure WHERE epoch = $1`
 
 // sqlFetchMessages reads listed messages, and the held message of the same ordering key behind
 // which each has to wait. It takes no lock: stored messages never change.

@@ -77,13 +77,14 @@ func (h *heldReader) readDue(ctx context.Context) ([]row, error) {
 		return nil, err
 	}
 	h.retryAt = time.Now().Add(h.pauseAfterLook(time.Since(began)))
-	if len(list) == 0 {
+	if len(list.entries) == 0 {
 		return nil, nil
 	}
-	rows, err := h.fetchHeld(ctx, list[:countFitting(list, room, h.bytesForHeld())])
+	rows, err := h.fetchHeld(ctx, list.entries[:countFitting(list.entries, room, h.bytesForHeld())])
 	if err != nil {
 		return nil, err
 	}
+	rows = list.dropOvertaking(rows)
 	h.retried = distinctTopics(rows)
 	if len(rows) == 0 {
 		return nil, nil
@@ -207,13 +208,37 @@ const maxUnmoved = 16
 // lockNotAvailable is PostgreSQL's code for a lock that was not granted in time.
 const lockNotAvailable = "55P03"
 
+// A dueList is messages that are due, and messages behind them, in the order of their ids.
+type dueList struct {
+	entries []entry
+	keys    []string // the ordering key of each
+}
+
+// dropOvertaking drops those of rows that are behind a listed message of their key that is not in
+// rows: it is locked, and they would overtake it. rows are listed, in the order of their ids.
+func (d dueList) dropOvertaking(rows []row) []row {
+	missed := make(map[string]bool) // keys with a message that is not in rows
+	kept := rows[:0]
+	for i, e := range d.entries {
+		if len(rows) == 0 || rows[0].ID != e.id {
+			missed[d.keys[i]] = true
+			continue
+		}
+		if !missed[d.keys[i]] {
+			kept = append(kept, rows[0])
+		}
+		rows = rows[1:]
+	}
+	return kept
+}
+
 // listDueFairly lists due messages, of topics other than those of the page before if there are
 // any: a topic with many due messages takes turns with the others.
-func (h *heldReader) listDueFairly(ctx context.Context) ([]entry, error) {
+func (h *heldReader) listDueFairly(ctx context.Context) (dueList, error) {
 	stalled := h.topics.stalledNames()
 	if len(h.retried) > 0 {
 		list, err := h.listDue(ctx, append(h.retried, stalled...))
-		if err != nil || len(list) > 0 {
+		if err != nil || len(list.entries) > 0 {
 			return list, err
 		}
 	}
@@ -231,21 +256,24 @@ func distinctTopics(rows []row) (topics []string) {
 }
 
 // listDue lists due messages, except those of some topics.
-func (h *heldReader) listDue(ctx context.Context, except []string) ([]entry, error) {
-	var list []entry
-	err := h.queryByIndex(ctx, func(rows pgx.Rows) (err error) {
-		list, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (e entry, err error) {
-			return e, row.Scan(&e.id, &e.size)
+func (h *heldReader) listDue(ctx context.Context, except []string) (list dueList, err error) {
+	var e entry
+	var key string
+	err = h.queryByIndex(ctx, func(rows pgx.Rows) error {
+		_, err := pgx.ForEachRow(rows, []any{&e.id, &e.size, &key}, func() error {
+			list.entries, list.keys = append(list.entries, e), append(list.keys, key)
+			return nil
 		})
 		return err
 	}, h.sql.listRetries, maxDue, maxFollowers, except)
 	if err != nil {
-		return nil, fmt.Errorf("outbox: list due messages: %w", err)
+		return dueList{}, fmt.Errorf("outbox: list due messages: %w", err)
 	}
 	return list, nil
 }
 
-// fetchHeld reads the messages of list that are still in the state in which they were listed.
+// fetchHeld reads the messages of list that are still in the state in which they were listed and
+// that nobody has locked.
 func (h *heldReader) fetchHeld(ctx context.Context, list []entry) ([]row, error) {
 	ids := make([]int64, len(list))
 	for i, e := range list {
@@ -332,7 +360,7 @@ const sqlDueByTopic = `
 // the stalled topics $3 are left out.
 const sqlListRetries = sqlHeldTopics + `,
 due AS (SELECT id, ordering_key FROM (` + sqlDueByTopic + `) each ORDER BY due_at, id LIMIT $1)
-SELECT h.id, octet_length(h.payload)
+SELECT h.id, octet_length(h.payload), h.ordering_key
 FROM {schema}.outbox_held h
 WHERE h.id = ANY (ARRAY(
 	SELECT id FROM due
@@ -345,8 +373,9 @@ WHERE h.id = ANY (ARRAY(
 ORDER BY h.id`
 
 // sqlFetchHeld reads listed messages. A person may have made a dead letter of one meanwhile, and
-// may even have redriven it. A message that a person has locked is passed over until the lock is
-// gone.
+// may even have redriven it. A message that somebody has locked is passed over until the lock is
+// gone. That may be a person, an overtaken relay that is at this statement too, or a transaction
+// of this relay whose COMMIT was lost.
 const sqlFetchHeld = `
 SELECT id, message_id, topic, type, scope, key, step, n, ordering_key,
 	correlation_id, causation_id, content_type, headers, payload, created_at, attempts

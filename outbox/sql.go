@@ -29,7 +29,7 @@ type queries struct {
 	fence                                                                   string
 
 	planByIndex, asynchronous, lockSoon string
-	listDifference                      string
+	listDifference, readTenure          string
 	fetchMessages                       eachLeaf
 	currentLeaf, nextLeaf               string
 	lockLeaf, truncateLeaf, judgeLeaf   eachLeaf
@@ -59,7 +59,7 @@ func newQueries(schema string) queries {
 
 		planByIndex: outboxsql.PlanByIndex, asynchronous: sqlAsynchronous, lockSoon: sqlLockSoon,
 		listDifference: bind(outboxsql.UnionOfLeaves(sqlListDifference, sqlListLeaf)), fetchMessages: each(sqlFetchMessages),
-		currentLeaf: bind(sqlCurrentLeaf), nextLeaf: bind(sqlNextLeaf),
+		readTenure: bind(sqlReadTenure), currentLeaf: bind(sqlCurrentLeaf), nextLeaf: bind(sqlNextLeaf),
 		lockLeaf: each(sqlLockLeaf), truncateLeaf: each(sqlTruncateLeaf), judgeLeaf: each(sqlJudgeLeaf),
 
 		moveDelayed: bind(sqlMoveDelayed), listRetries: bind(sqlListRetries), fetchHeld: bind(sqlFetchHeld),

@@ -298,7 +298,7 @@ due AS (SELECT id, ordering_key FROM (
 			WHERE h.state IN ('refused', 'waiting') AND h.ordering_key = o.ordering_key ORDER BY h.id LIMIT 1)
 		ORDER BY o.due_at, o.id LIMIT $1) d
 	WHERE t.topic <> ALL ($3::text[])) each ORDER BY due_at, id LIMIT $1)
-SELECT h.id, octet_length(h.payload)
+SELECT h.id, octet_length(h.payload), h.ordering_key
 FROM {schema}.outbox_held h
 WHERE h.id = ANY (ARRAY(
 	SELECT id FROM due
@@ -414,6 +414,8 @@ ORDER BY epoch DESC, seq DESC LIMIT 1
 SELECT epoch, CASE WHEN lease_until > clock_timestamp() THEN holder ELSE '' END FROM {schema}.outbox_relay
 ---- queries.readSystem
 SELECT system_identifier::text, pg_current_snapshot()::text FROM pg_control_system()
+---- queries.readTenure
+SELECT epoch FROM {schema}.outbox_tenure WHERE epoch = $1
 ---- queries.refuseHeld
 
 UPDATE {schema}.outbox_held h
