@@ -103,6 +103,7 @@ func (c *Config) complete() error {
 	wrong(c.BrokerURL == "" && c.Prefix != "", "Prefix: it is for RabbitMQ, and needs BrokerURL")
 	wrong(c.Requests < 1 || c.Requests > 1024, "Requests: %d is not between 1 and 1024", c.Requests)
 	wrong(slices.Contains(c.Codecs, nil), "Codecs: one is nil")
+	wrong(c.CloudEvents != nil && (c.Consumer.Open != nil || c.Orchestrator.Consumer.Open != nil), "CloudEvents: it sets the option Open of Consumer and Orchestrator itself")
 	c.Steps = slices.Clone(c.Steps)
 	for i := range c.Steps {
 		for _, in := range []*consumer.Input{&c.Steps[i].Action, &c.Steps[i].Compensation} {

@@ -22,16 +22,25 @@ var errRanBefore = errors.New("sagamill: a Service runs once; make another one w
 
 // Run prepares the service and runs it until ctx ends: relay, consumer, orchestrator, sweepers. Then it stops in this
 // order, and returns nil: no new messages are taken, handlers finish, and last the relay stops and all is closed.
-// What is not finished within the options' DrainTimeout is delivered again. An error of any part stops the others.
+// What is not finished within the options' DrainTimeout is delivered again. An error of any part stops the others. If a
+// handler ignores the end of its context, Run returns an error and leaves its goroutine and its connection behind.
 //
 // A crash at any point loses nothing: see the guarantees of the packages.
-func (s *Service) Run(ctx context.Context) error { return s.runAll(ctx, nil, nil) }
+func (s *Service) Run(ctx context.Context) error {
+	if s.started.Swap(true) {
+		return errRanBefore
+	}
+	return s.runAll(ctx, nil, nil)
+}
 
 // ListenAndServe is [Service.Run] with an HTTP server at address, such as ":8080". The server answers from the start,
 // with the health checks of [Service.Handler] if handler has them; requests behind [Service.Idempotent] get a 503
 // until the service is prepared. In the end, requests are taken until the handlers of messages have finished, because
 // those may call this very server. Then it finishes the requests in hand, for at most 30 s, and then the relay stops.
 func (s *Service) ListenAndServe(ctx context.Context, address string, handler http.Handler) error {
+	if s.started.Swap(true) {
+		return errRanBefore // and what the first call uses stays open
+	}
 	listener, err := net.Listen("tcp", address) // before anything is started: the port may be taken
 	if err != nil {
 		return errors.Join(fmt.Errorf("sagamill: service %s: %w", s.config.Name, err), s.Close())
@@ -40,9 +49,6 @@ func (s *Service) ListenAndServe(ctx context.Context, address string, handler ht
 }
 
 func (s *Service) runAll(caller context.Context, listener net.Listener, handler http.Handler) error {
-	if s.started.Swap(true) {
-		return errRanBefore
-	}
 	group, ctx := errgroup.WithContext(caller)
 	stages := newStages(caller)
 	server := &http.Server{Handler: handler, ReadHeaderTimeout: readHeaderTimeout}
@@ -51,6 +57,9 @@ func (s *Service) runAll(caller context.Context, listener net.Listener, handler 
 	}
 	group.Go(func() error {
 		if err := s.Prepare(ctx); err != nil {
+			if caller.Err() != nil {
+				return nil // it was stopped meanwhile, and some errors do not say so
+			}
 			return err
 		}
 		s.startParts(group, stages)
@@ -62,11 +71,7 @@ func (s *Service) runAll(caller context.Context, listener net.Listener, handler 
 		s.stopping.Store(true)
 		return s.stopInOrder(stages, server)
 	})
-	err := group.Wait()
-	if caller.Err() != nil && errors.Is(err, caller.Err()) {
-		err = nil // stopped while it was being prepared
-	}
-	return errors.Join(err, s.Close())
+	return errors.Join(group.Wait(), s.Close())
 }
 
 // stages are the contexts of the parts, in the order in which they end.

@@ -115,8 +115,29 @@ func (s *Service) openPool() error {
 	if s.db, err = pgxpool.NewWithConfig(context.Background(), config); err != nil {
 		return errors.New("Config.DatabaseURL: its pool settings cannot be used")
 	}
-	s.closers = append(s.closers, closerFunc(func() error { s.db.Close(); return nil }))
+	s.closers = append(s.closers, closerFunc(s.closePool))
 	return nil
+}
+
+// closeGrace is how long Close waits for connections that are still in use.
+const closeGrace = 3 * time.Second
+
+// closePool closes the pool, which waits for its connections. A handler that ignores the end of its context may hold one
+// for ever: that connection is left behind, as its goroutine is.
+func (s *Service) closePool() error {
+	closed := make(chan struct{})
+	go func() {
+		defer close(closed)
+		s.db.Close()
+	}()
+	timer := time.NewTimer(closeGrace)
+	defer timer.Stop()
+	select {
+	case <-closed:
+		return nil
+	case <-timer.C:
+		return fmt.Errorf("sagamill: service %s: %d connections are still in use, by a handler that ignores the end of its context", s.config.Name, s.db.Stat().AcquiredConns())
+	}
 }
 
 // buildTelemetry decides where metrics go.
@@ -286,8 +307,10 @@ func Starter[S any](s *Service, d *saga.Definition[S]) (*saga.Starter[S], error)
 	return saga.NewStarter(d, &saga.StarterOptions{Schema: s.config.Schema, Tracer: telemetry.NewOutboxTracer(s.telemetry)})
 }
 
-// Close frees what New has made. Run and ListenAndServe do it in the end; further calls do nothing.
+// Close frees what New has made, so that the Service cannot run any more. Run and ListenAndServe do it in the end;
+// further calls do nothing.
 func (s *Service) Close() (err error) {
+	s.started.Store(true)
 	s.closeOnce.Do(func() {
 		for _, closer := range slices.Backward(append(slices.Clone(s.closers), s.intake...)) {
 			err = errors.Join(err, closer.Close())

@@ -14,6 +14,7 @@ import (
 	"testing/fstest"
 	"time"
 
+	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/google/go-cmp/cmp"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -357,7 +358,8 @@ func TestNewNamesEachFieldThatIsWrong(t *testing.T) {
 	t.Parallel()
 	_, err := sagamill.New(sagamill.Config{
 		Name: "My.Shop", Schema: "drop table", BrokerURL: "amqp://localhost", Publisher: inproc.New(nil), Requests: -1,
-		Migrations: fstest.MapFS{"readme.md": {}}, Consumer: consumer.Options{Schema: "other"}, Codecs: []outbox.Codec{nil},
+		Migrations: fstest.MapFS{"readme.md": {}}, Consumer: consumer.Options{Schema: "other", Open: cloudevents.Open}, Codecs: []outbox.Codec{nil},
+		CloudEvents: &cloudevents.Options{Source: "/shop"},
 	})
 	var fields []string
 	for line := range strings.Lines(err.Error()) {
@@ -365,7 +367,7 @@ func TestNewNamesEachFieldThatIsWrong(t *testing.T) {
 		field, _, _ := strings.Cut(rest, ":")
 		fields = append(fields, field)
 	}
-	want := []string{"BrokerURL", "Codecs", "Consumer", "DatabaseURL", "Migrations", "Name", "Publisher", "Requests", "Schema"}
+	want := []string{"BrokerURL", "CloudEvents", "Codecs", "Consumer", "DatabaseURL", "Migrations", "Name", "Publisher", "Requests", "Schema"}
 	if diff := cmp.Diff(want, fields); diff != "" {
 		t.Errorf("fields in %v (-want +got):\n%s", err, diff)
 	}
@@ -464,9 +466,84 @@ func TestASecondRunIsAnError(t *testing.T) {
 	if err := s.Run(t.Context()); err == nil {
 		t.Error("a second Run returns nil")
 	}
+	closed := newService(t, testConfig(t))
+	if err := errors.Join(closed.Close()); err != nil {
+		t.Fatal(err)
+	}
+	if err := closed.Run(t.Context()); err == nil {
+		t.Error("Run after Close returns nil")
+	}
 }
 
 // Requests that come while tables are made are answered with 503, and may be sent again with their key.
+// A stop while the tables are made is no error, wherever it is noticed: also where the broken connection is what a
+// migration reports.
+func TestAStopWhileItPreparesIsNoError(t *testing.T) {
+	t.Parallel()
+	ctx, stop := context.WithCancel(t.Context())
+	config := testConfig(t)
+	config.BrokerURL, config.Publisher, config.Subscriber = "", inproc.New(nil), stopping{inproc.New(nil).Subscriber("shop"), stop}
+	config.Steps = []consumer.Step{{Name: "charge", Action: consumer.On("order.created", func(context.Context, pgx.Tx, consumer.Message[order], consumer.Emit) error { return nil })}}
+	if err := newService(t, config).Run(ctx); err != nil {
+		t.Errorf("Run = %v", err)
+	}
+}
+
+// A stopping subscriber stops the service when it is to make a queue, and reports another error.
+type stopping struct {
+	message.Subscriber
+	stop context.CancelFunc
+}
+
+func (s stopping) SubscribeInitialize(string) error {
+	s.stop()
+	return errors.New("conn closed")
+}
+
+// A second call on the same address neither takes the port from the first one nor closes what that uses.
+func TestASecondListenAndServeDisturbsNothing(t *testing.T) {
+	t.Parallel()
+	s := newService(t, testConfig(t))
+	at := serve(t, s)
+	for status := 0; status != http.StatusOK; {
+		status, _ = at.do(http.MethodGet, "/readyz", "")
+	}
+	if err := s.ListenAndServe(t.Context(), strings.TrimPrefix(at.url, "http://"), orderRoutes(s)); err == nil || !strings.Contains(err.Error(), "once") {
+		t.Errorf("second ListenAndServe = %v", err)
+	}
+	if err := s.Database().Ping(t.Context()); err != nil {
+		t.Errorf("the pool after a second ListenAndServe: %v", err)
+	}
+	at.stop()
+	if err := await(t, at.done, "end"); err != nil {
+		t.Error(err)
+	}
+}
+
+// A handler that ignores the end of its context does not keep Run from returning.
+func TestAStopEndsAlthoughAHandlerDoesNot(t *testing.T) {
+	t.Parallel()
+	entered, release := make(chan bool, 1), make(chan bool)
+	config := testConfig(t, consumer.Step{Name: "charge", Action: consumer.On("order.created", func(ctx context.Context, tx pgx.Tx, _ consumer.Message[order], _ consumer.Emit) error {
+		_, err := tx.Exec(ctx, "SELECT 1")
+		entered <- true
+		<-release
+		return err
+	})})
+	config.Consumer.DrainTimeout = time.Millisecond
+	s := newService(t, config)
+	at := serve(t, s)
+	defer close(release)
+	for status := 0; status != http.StatusAccepted; {
+		status, _ = at.do(http.MethodPost, "/orders", "key-1")
+	}
+	await(t, entered, "entry into the handler")
+	at.stop()
+	if err := await(t, at.done, "end"); err == nil || !strings.Contains(err.Error(), "still runs") || !strings.Contains(err.Error(), "connections are still in use") {
+		t.Errorf("ListenAndServe = %v", err)
+	}
+}
+
 func TestRequestsBeforePrepareAreRefused(t *testing.T) {
 	t.Parallel()
 	s := newService(t, testConfig(t))

@@ -5,8 +5,10 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"flag"
 	"fmt"
 	"maps"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -22,6 +24,15 @@ import (
 	"github.com/sagamill/sagamill/outbox"
 	"github.com/sagamill/sagamill/signing"
 )
+
+// TestMain leaves no file of a failed check behind: make mutate makes checks fail, in the tree of whoever calls it.
+func TestMain(m *testing.M) {
+	flag.Parse()
+	if err := flag.Set("rapid.nofailfile", "true"); err != nil {
+		panic(err)
+	}
+	os.Exit(m.Run())
+}
 
 // A box keeps what is published.
 type box struct{ published []outbox.Publication }
@@ -262,6 +273,78 @@ func TestSignedEvents(t *testing.T) {
 		}
 		if err := verifier.Verify("orders", msg); err != nil {
 			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// What a message carries can be anything: another event, JSON that no document can hold, headers that look like attributes.
+// It arrives as it was signed, opened once or twice, and no header becomes another one.
+func TestEventsCarryWhatLooksLikeAnEvent(t *testing.T) {
+	t.Parallel()
+	key := signing.Key{ID: "k", Producer: "shop", Secret: signing.NewSecret([]byte("32 random bytes of a secret store"))}
+	signer, err := signing.NewSigner(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	verifier, err := signing.NewVerifier([]signing.Key{key}, map[string][]signing.Sender{"orders": {{Producer: "shop"}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const inner = `{"specversion":"1.0","id":"inner","source":"/inner","type":"inner","data":{}}`
+	for what, change := range map[string]func(msg *message.Message){
+		"an event": func(msg *message.Message) {
+			msg.Metadata[outbox.PropertyContentType], msg.Payload = cloudevents.StructuredType, []byte(inner)
+		},
+		"no event, by its content type": func(msg *message.Message) { msg.Metadata[outbox.PropertyContentType] = cloudevents.StructuredType },
+		"events": func(msg *message.Message) {
+			msg.Metadata[outbox.PropertyContentType], msg.Payload = "application/cloudevents-batch+json", []byte("["+inner+"]")
+		},
+		"a member twice": func(msg *message.Message) { msg.Payload = []byte(`{"a":1,"a":2}`) },
+		"deep nesting":   func(msg *message.Message) { msg.Payload = []byte(strings.Repeat("[", 128) + strings.Repeat("]", 128)) },
+		"no one value":   func(msg *message.Message) { msg.Payload = []byte("1,2") },
+		"attributes of a handled event": func(msg *message.Message) {
+			for _, name := range []string{"specversion", "id", "source", "type", "time", "datacontenttype", "sagamillkey", "sagamillscope", "sagamillreplyto", "sagamillreplayed", "sagamillsignature", "causationid", "correlationid"} {
+				msg.Metadata["cloudEvents_"+name], msg.Metadata["CE-"+name] = "of the other", "of another"
+			}
+			delete(msg.Metadata, "x-sagamill-reply-to")
+			delete(msg.Metadata, outbox.HeaderCausation)
+			delete(msg.Metadata, outbox.PropertyTimestamp)
+		},
+	} {
+		for name, opts := range modes {
+			msg, b := order(), &box{}
+			change(msg)
+			p, err := cloudevents.NewPublisher(b, &opts)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := signer.Publisher(p).PublishBatch(t.Context(), []outbox.Publication{{Topic: "orders", Message: msg}})[0]; err != nil {
+				t.Fatal(err)
+			}
+			sent := b.published[0].Message
+			for range 2 {
+				if err := errors.Join(cloudevents.Open(sent), verifier.Verify("orders", sent)); err != nil {
+					t.Errorf("%s, %s: %v", what, name, err)
+				}
+				if sent.Metadata["cloudEvents_subject"] != "order/1" || sent.Metadata["cloudEvents_source"] != "/shop" {
+					t.Errorf("%s, %s: the metadata became %v", what, name, sent.Metadata)
+				}
+			}
+		}
+	}
+}
+
+// Of two headers for one attribute the same one always counts.
+func TestTwoHeadersForOneAttribute(t *testing.T) {
+	t.Parallel()
+	for range 20 {
+		msg := message.NewMessage("id", nil)
+		msg.Metadata = message.Metadata{
+			"cloudEvents_specversion": "1.0", "cloudEvents_source": "/s", "cloudEvents_type": "t",
+			"cloudEvents_id": "first", "CLOUDEVENTS_ID": "upper", "cloudEvents:id": "colon", "ce_id": "kafka", "ce-id": "nats",
+		}
+		if err := cloudevents.Open(msg); err != nil || msg.UUID != "first" {
+			t.Fatalf("opened as %q: %v", msg.UUID, err)
 		}
 	}
 }

@@ -1,6 +1,7 @@
 package cloudevents
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/hex"
@@ -8,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"mime"
+	"slices"
 	"strings"
 
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -22,29 +24,52 @@ var ErrInvalid = errors.New("cloudevents: invalid event")
 // Open turns a CloudEvent of either mode into the message that it carries: payload, id, type, timestamp, content type
 // and headers. It leaves msg alone if that is no CloudEvent. A batch of events is an error. It is for
 // consumer.Options.Open. Its error is an [ErrInvalid].
+//
+// An event may carry another event as its data, in binary mode too. Only the outer one is opened, also when Open is
+// called again.
 func Open(msg *message.Message) error {
-	media, _, err := mime.ParseMediaType(msg.Metadata[outbox.PropertyContentType])
-	switch {
-	case err == nil && media == StructuredType:
-		return openStructured(msg)
-	case err == nil && strings.HasPrefix(media, "application/cloudevents"):
+	contentType := msg.Metadata[outbox.PropertyContentType]
+	attributes := headerAttributes(msg)
+	binary := attributes["specversion"] != ""
+	media, _, err := mime.ParseMediaType(contentType)
+	if err == nil && media == StructuredType {
+		read, err := readDocument(msg.Payload)
+		if !binary || err == nil && read.isEvent(attributes) {
+			return read.applyTo(msg, err)
+		}
+	} else if err == nil && strings.HasPrefix(media, "application/cloudevents") && !binary {
 		return fmt.Errorf("%w: %s cannot be read, only %s", ErrInvalid, media, StructuredType)
 	}
-	return openBinary(msg)
-}
-
-// openBinary reads the attributes from the metadata. The payload is the data.
-func openBinary(msg *message.Message) error {
-	attributes := map[string]string{}
-	for name, value := range msg.Metadata {
-		if attribute := attributeOf(name); attribute != "" {
-			attributes[attribute] = value
-		}
-	}
-	if attributes["specversion"] == "" {
+	if !binary {
 		return nil
 	}
-	return apply(msg, attributes, msg.Metadata[outbox.PropertyContentType], msg.Payload)
+	return apply(msg, attributes, contentType, msg.Payload)
+}
+
+// headerAttributes returns the attributes in the metadata. Of two headers for one attribute, that of the earlier prefix
+// counts.
+func headerAttributes(msg *message.Message) map[string]string {
+	attributes, found := map[string]string{}, map[string]string{}
+	for name, value := range msg.Metadata {
+		attribute := attributeOf(name)
+		if attribute == "" {
+			continue
+		}
+		if other, twice := found[attribute]; !twice || precedes(name, other) {
+			attributes[attribute], found[attribute] = value, name
+		}
+	}
+	return attributes
+}
+
+// precedes reports whether header a counts, and not header b, of one attribute.
+func precedes(a, b string) bool {
+	rank := func(header string) int {
+		return slices.IndexFunc(prefixes, func(prefix string) bool {
+			return len(header) > len(prefix) && strings.EqualFold(header[:len(prefix)], prefix)
+		})
+	}
+	return cmp.Or(cmp.Compare(rank(a), rank(b)), -cmp.Compare(a, b)) < 0 // lower case before upper case
 }
 
 // attributeOf returns the attribute in a header of binary mode, "" for another header.
@@ -59,35 +84,53 @@ func attributeOf(header string) string {
 	return ""
 }
 
-// openStructured reads the document of structured mode.
-func openStructured(msg *message.Message) error {
-	var members map[string]json.RawMessage
-	if err := strictjson.Unmarshal(msg.Payload, &members); err != nil {
+// A document is an event in structured mode.
+type document struct {
+	attributes  map[string]string // without datacontenttype
+	contentType string
+	data        []byte
+}
+
+// isEvent reports whether d is the event with attributes: source and id name an event.
+func (d *document) isEvent(attributes map[string]string) bool {
+	return d.attributes["source"] == attributes["source"] && d.attributes["id"] == attributes["id"]
+}
+
+// applyTo makes msg the message in d, unless d could not be read.
+func (d *document) applyTo(msg *message.Message, err error) error {
+	if err != nil {
 		return fmt.Errorf("%w: %w", ErrInvalid, err)
 	}
-	attributes := map[string]string{}
+	return apply(msg, d.attributes, d.contentType, d.data)
+}
+
+// readDocument reads the document of structured mode.
+func readDocument(payload []byte) (*document, error) {
+	var members map[string]json.RawMessage
+	if err := strictjson.Unmarshal(payload, &members); err != nil {
+		return nil, err
+	}
+	d := &document{attributes: map[string]string{}}
 	for name, value := range members {
 		if name == "data" || name == "data_base64" {
 			continue
 		}
 		text, err := attributeText(value)
 		if err != nil || !validName(name) {
-			return fmt.Errorf("%w: attribute %.40q is no string, number or boolean with a name of a-z 0-9", ErrInvalid, name)
+			return nil, fmt.Errorf("attribute %.40q is no string, number or boolean with a name of a-z 0-9", name)
 		}
 		if text != "" {
-			attributes[name] = text
+			d.attributes[name] = text
 		}
 	}
-	contentType := attributes["datacontenttype"]
-	delete(attributes, "datacontenttype")
-	data, err := dataOf(members, contentType)
-	if err != nil {
-		return fmt.Errorf("%w: %w", ErrInvalid, err)
+	d.contentType = d.attributes["datacontenttype"]
+	delete(d.attributes, "datacontenttype")
+	var err error
+	if d.data, err = dataOf(members, d.contentType); err != nil {
+		return nil, err
 	}
-	if contentType == "" {
-		contentType = "application/json"
-	}
-	return apply(msg, attributes, contentType, data)
+	d.contentType = cmp.Or(d.contentType, "application/json")
+	return d, nil
 }
 
 // attributeText returns the value of an attribute as a string; "" for null.

@@ -16,6 +16,7 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill/message"
 
+	"github.com/sagamill/sagamill/internal/strictjson"
 	"github.com/sagamill/sagamill/outbox"
 )
 
@@ -93,7 +94,11 @@ func (p *publisher) wrapMessage(msg *message.Message) *message.Message {
 	attributes := p.attributesOf(msg)
 	event := message.NewMessage(msg.UUID, msg.Payload)
 	event.SetContext(msg.Context())
-	maps.Copy(event.Metadata, msg.Metadata)
+	for name, value := range msg.Metadata {
+		if attributeOf(name) == "" { // an attribute is sent once: two values would be ambiguous
+			event.Metadata[name] = value
+		}
+	}
 	if p.opts.Structured {
 		event.Payload = encodeStructured(attributes, msg.Metadata[outbox.PropertyContentType], msg.Payload)
 		event.Metadata[outbox.PropertyContentType] = StructuredType
@@ -105,15 +110,13 @@ func (p *publisher) wrapMessage(msg *message.Message) *message.Message {
 	return event
 }
 
-// attributesOf returns the attributes of a message, without datacontenttype.
+// attributesOf returns the attributes of a message, without datacontenttype. Those for headers of sagamill have no other
+// source: a header cloudEvents_sagamillreplyto, as of a handled event whose metadata are passed on, is left out.
 func (p *publisher) attributesOf(msg *message.Message) map[string]string {
-	attributes := map[string]string{}
-	for name, value := range msg.Metadata {
-		if own, ok := strings.CutPrefix(name, DefaultPrefix); ok && validName(own) && value != "" {
-			attributes[own] = value
-		}
-	}
+	attributes := headerAttributes(msg)
+	maps.DeleteFunc(attributes, func(name, value string) bool { return value == "" || name == "time" })
 	for _, e := range extensions {
+		delete(attributes, e.attribute)
 		if value := msg.Metadata[e.header]; value != "" {
 			attributes[e.attribute] = value
 		}
@@ -154,13 +157,20 @@ func encodeStructured(attributes map[string]string, contentType string, payload 
 	switch {
 	case len(payload) == 0:
 		b.Truncate(b.Len() - 1) // an event without data
-	case isJSON(contentType) && json.Valid(payload) && len(bytes.TrimSpace(payload)) == len(payload):
+	case isJSON(contentType) && isStrictJSON(payload) && len(bytes.TrimSpace(payload)) == len(payload):
 		fmt.Fprintf(&b, `"data":%s`, payload)
 	default:
 		fmt.Fprintf(&b, `"data_base64":%q`, base64.StdEncoding.EncodeToString(payload))
 	}
 	b.WriteByte('}')
 	return b.Bytes()
+}
+
+// isStrictJSON reports whether a document with payload in it can be opened, which a member given twice, or deep nesting,
+// would prevent.
+func isStrictJSON(payload []byte) bool {
+	var data json.RawMessage
+	return strictjson.Unmarshal(slices.Concat([]byte("["), payload, []byte("]")), &data) == nil && json.Valid(payload)
 }
 
 // isJSON reports whether data of a content type are JSON in an envelope. Without one they are.

@@ -53,7 +53,7 @@ func TestNoLoadIsOverItsLimits(t *testing.T) {
 		for i := range left {
 			msg := sized(fmt.Sprint("k", rng.IntN(5)), 50+rng.IntN(1000))
 			msg.Metadata.Set("number", fmt.Sprint(i))
-			b.putEntry(t.Context(), boardEntry{topic: "pay", msg: msg, load: step, alone: rng.IntN(10) == 0})
+			b.putEntry(t.Context(), boardEntry{topic: "pay", msg: msg, queue: queueKeyOf(msg), load: step, alone: rng.IntN(10) == 0})
 		}
 		b.closeBoard()
 		for l := b.takeLoad(opts.BatchSize, time.Minute); len(l.entries) > 0; l = b.takeLoad(opts.BatchSize, time.Minute) {

@@ -41,14 +41,15 @@ type attempt struct {
 	origin boardEntry  // zero: the message came from Handle or from the table parked
 	parked *parkedCopy // nil: the message is a delivery
 
-	phase    phase
-	cause    error // in phaseLost: why the transaction was lost
-	spent    int   // entries in batches that failed; the database does not know of them
-	recorded int   // attempts that an earlier transaction tried to record with cause; it may have failed
-	counted  bool  // the coming entry into the handler is already counted in the database
-	barred   bool  // that entry does not happen: MaxAttempts are used up
-	direct   bool  // in a batch: the handler has used the transaction, behind a savepoint
-	leaked   bool  // the handler may have committed the claim by ending the transaction; it is to be reopened
+	phase     phase
+	cause     error // in phaseLost: why the transaction was lost
+	spent     int   // entries in batches that failed; the database does not know of them
+	recorded  int   // attempts that an earlier transaction tried to record with cause; it may have failed
+	counted   bool  // the coming entry into the handler is already counted in the database
+	barred    bool  // that entry does not happen: MaxAttempts are used up
+	direct    bool  // in a batch: the handler has used the transaction, behind a savepoint
+	bodyTaken bool  // a handler had the decoded body, and may have changed it
+	leaked    bool  // the handler may have committed the claim by ending the transaction; it is to be reopened
 
 	emitted []outbox.Message // messages that the present transaction puts into the outbox
 	call    *effectCall      // the call of an Effect that the present transaction has leased

@@ -37,7 +37,13 @@ func (h *handlers) enterHandler(ctx context.Context, conn *pgx.Conn, tx pgx.Tx, 
 	if a.load != nil {
 		defer func(begun time.Time) { a.load.observePace(time.Since(begun)) }(time.Now())
 	}
-	err = callGuarded(func() error { return a.input.run(ctx, txguard.Wrap(tx), a.Delivery, a.body, a.out.emitMessages) })
+	err = callGuarded(func() error {
+		body, err := a.takeBody()
+		if err != nil {
+			return err
+		}
+		return a.input.run(ctx, txguard.Wrap(tx), a.Delivery, body, a.out.emitMessages)
+	})
 	if err == nil {
 		err = checkAfterHandler(conn)
 	} else if conn.IsClosed() {
@@ -46,6 +52,15 @@ func (h *handlers) enterHandler(ctx context.Context, conn *pgx.Conn, tx pgx.Tx, 
 		err = errors.Join(Terminal(errTxEnded), err)
 	}
 	return err
+}
+
+// takeBody returns the body, decoded anew for each further entry: an earlier one may have changed what it points to.
+func (a *attempt) takeBody() (any, error) {
+	if !a.bodyTaken {
+		a.bodyTaken = true
+		return a.body, nil
+	}
+	return decodeBody(a.input, a.Metadata.Get(outbox.PropertyContentType), a.Payload)
 }
 
 // checkAfterHandler returns an error if a handler has returned nil but left its transaction unusable.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"strings"
 	"testing"
 
@@ -59,17 +60,18 @@ func TestFromWatermillPublishesThroughTheOutbox(t *testing.T) {
 	}
 }
 
-// The n of a produced message tells steps, handled messages and places apart, and is the same for each attempt.
+// The n of a produced message tells steps, action and compensation, handled messages and places apart, and is the same
+// for each attempt.
 func TestFromWatermillNamesWhatItProduces(t *testing.T) {
 	t.Parallel()
 	seen := map[string]string{}
 	for _, step := range []string{"a", "a1"} {
 		for _, n := range []string{"", "1", "11"} {
-			for place := range 12 {
-				d := &Delivery{Step: step, N: n}
+			for place := range 24 {
+				d := &Delivery{Step: step, N: n, Undo: place%2 == 1}
 				msg := message.NewMessage("", nil)
-				m, again := producedMessage(d, "t", place, msg), producedMessage(d, "t", place, msg)
-				of := fmt.Sprint(step, "/", n, "/", place)
+				m, again := producedMessage(d, "t", place/2, msg), producedMessage(d, "t", place/2, msg)
+				of := fmt.Sprint(step, "/", n, "/", place/2, "/", d.Undo)
 				if seen[m.N] != "" || m.N != again.N {
 					t.Errorf("%s has n %s, as %q", of, m.N, seen[m.N])
 				}
@@ -148,5 +150,23 @@ func TestFromWatermillWithoutTransaction(t *testing.T) {
 	deliverTo(t, c, "orders", msg, msg.Copy())
 	if diff := gocmp.Diff([]string{`id {"amount":1} tenant`}, came); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
+	}
+}
+
+// A handler that passes all metadata on does not make what it produces a command of the saga, a replay, or the event that
+// it has handled.
+func TestFromWatermillPassesNothingOnThatBelongsToTheHandledMessage(t *testing.T) {
+	t.Parallel()
+	metadata := message.Metadata{
+		"x-sagamill-reply-to": "saga.trip", outbox.HeaderReplayed: "yes", "cloudEvents_specversion": "1.0", "cloudEvents_id": "7",
+		"cloudEvents_subject": "order/1", "tenant": "t", outbox.HeaderTraceParent: "trace",
+	}
+	msg := message.NewMessage("", nil)
+	maps.Copy(msg.Metadata, metadata)
+	msg.Metadata["cloudEvents_subject"] = "shipment/1" // by the handler
+	got := producedMessage(&Delivery{Step: "a", Metadata: metadata}, "t", 0, msg).Headers
+	want := map[string]string{"cloudEvents_subject": "shipment/1", "tenant": "t", outbox.HeaderTraceParent: "trace"}
+	if diff := gocmp.Diff(want, got); diff != "" {
+		t.Errorf("headers, -want +got:\n%s", diff)
 	}
 }

@@ -81,7 +81,7 @@ var reasons = [...]Reason{
 	ReasonKeyMissing, ReasonKeyMalformed, ReasonScopeMissing, ReasonScopeMalformed, ReasonTypeMissing, ReasonTypeUnknown,
 	ReasonTooLarge, ReasonUndecodable, ReasonKeyReused, ReasonTerminal, ReasonExhausted, ReasonActionDead, ReasonWaits,
 	ReasonOrder, ReasonFailed, ReasonSuperseded, ReasonCalling, ReasonUnsettled, ReasonParked, ReasonUnavailable, ReasonTooOld,
-	ReasonFormatUnknown, ReasonUnverified, ReasonIdentity, ReasonEmitInvalid,
+	ReasonFormatUnknown, ReasonUnverified, ReasonUnopened, ReasonIdentity, ReasonEmitInvalid,
 }
 
 // Reasons returns every reason that this version gives.

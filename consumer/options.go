@@ -42,7 +42,8 @@ type Options struct {
 
 	// Open takes a message out of its envelope, such as a CloudEvent: see package cloudevents. It changes msg, and is
 	// called before Verify. It may be called again for a message that it has opened. A message for which it fails is a
-	// dead letter, [ReasonUndecodable]. Several goroutines call it. Default: messages have no envelope.
+	// dead letter, [ReasonUnopened], without an identity: when it is redriven, it is opened and verified again. Several
+	// goroutines call it. Default: messages have no envelope.
 	Open func(msg *message.Message) error
 
 	// Identity names messages that have no headers of sagamill, such as those of a service that publishes with
@@ -69,8 +70,11 @@ type Options struct {
 // A-Z a-z 0-9 . _ - and does not begin with a dot. A redriven dead letter is named again.
 //
 // A message with a usable identity gets the headers of sagamill, which its retries and its dead letter keep. Without a
-// type it gets the type of the only input on its topic. Without a timestamp, and without a UUIDv7, its age is counted
-// from this arrival: the broker must not redeliver it after a [Sweeper] has removed the row of its step.
+// type it gets the type of the only input on its topic. Without a timestamp in RFC 3339, and without a UUIDv7, its age
+// is counted from this arrival: the broker must not redeliver it after a [Sweeper] has removed the row of its step.
+//
+// Messages without headers of sagamill run beside each other in several lanes, also those of one key. Those for a
+// [Step] that is Ordered run one after the other.
 type Identity func(msg *message.Message) (scope, key, n string, err error)
 
 // IdentityFromUUID is for publishers that send a message again under the UUID that it had.

@@ -92,13 +92,16 @@ func (r *receiver) receiveAgain(topic string, msg *message.Message) (*received, 
 	return m, rejected
 }
 
-// openEnvelope calls Options.Open. An envelope has room for a payload in base64; a larger one is left to readVerified.
+// envelopeRoom is how large an envelope may be besides the payload in it, which may be in base64.
+const envelopeRoom = 4 * outbox.MaxHeaderBytes
+
+// openEnvelope calls Options.Open. An envelope without room for an acceptable payload is left to readVerified.
 func (r *receiver) openEnvelope(msg *message.Message) *rejection {
-	if r.open == nil || len(msg.Payload)/2 > r.maxPayload {
+	if r.open == nil || (len(msg.Payload)-envelopeRoom)/2 > r.maxPayload {
 		return nil
 	}
 	if err := callGuarded(func() error { return r.open(msg) }); err != nil {
-		return &rejection{reason: ReasonUndecodable, err: fmt.Errorf("option Open: %w", err)}
+		return &rejection{reason: ReasonUnopened, err: fmt.Errorf("option Open: %w", err)}
 	}
 	return nil
 }
@@ -163,7 +166,7 @@ func (r *receiver) readVerified(topic string, msg *message.Message) (*received, 
 // identifyForeign gives msg the headers of sagamill if it has none and Options.Identity names it. A payload over the
 // limit is left to readVerified, so that Identity need not look at it.
 func (r *receiver) identifyForeign(topic string, msg *message.Message) *rejection {
-	if _, named := msg.Metadata[outbox.HeaderKey]; named || r.identity == nil || len(msg.Payload) > r.maxPayload {
+	if !r.isForeign(msg) || len(msg.Payload) > r.maxPayload {
 		return nil
 	}
 	var scope, key, n string
@@ -182,12 +185,23 @@ func (r *receiver) identifyForeign(topic string, msg *message.Message) *rejectio
 	typ, step := r.routeForeign(topic, metadata[outbox.PropertyType])
 	metadata[outbox.HeaderScope] = scope
 	metadata[outbox.HeaderKey] = stepkey.Key{Key: key, Step: step, N: n}.String()
-	metadata[outbox.PropertyType] = typ
-	if metadata[outbox.PropertyTimestamp] == "" && uuidTime(msg.UUID).IsZero() {
+	if own := metadata[outbox.PropertyType]; own != typ {
+		metadata[headerOwnType], metadata[outbox.PropertyType] = own, typ
+	}
+	if sentAt(metadata, msg.UUID).IsZero() { // also where a header of that name has another format
 		metadata[outbox.PropertyTimestamp] = time.Now().UTC().Format(time.RFC3339)
 	}
 	msg.Metadata = metadata
 	return nil
+}
+
+// headerOwnType has the type of a foreign message that is routed by another one; "": it had none.
+const headerOwnType = "x-sagamill-own-type"
+
+// isForeign reports whether Options.Identity names msg.
+func (r *receiver) isForeign(msg *message.Message) bool {
+	_, named := msg.Metadata[outbox.HeaderKey]
+	return !named && r.identity != nil
 }
 
 // checkIdentity returns an error that names the part of an identity that is outside its limits. It does not repeat
@@ -378,10 +392,18 @@ const (
 	// These messages were not verified. They have no identity, and Unhandled is not called for them.
 	ReasonFormatUnknown Reason = "format-unknown" // of a version of the message format that this binary does not know
 	ReasonUnverified    Reason = "unverified"     // Options.Verify has refused it
+	ReasonUnopened      Reason = "unopened"       // Options.Open has failed, so that Options.Verify was not asked
 )
 
 // unbelieved reports whether r is the reason of a message that Options.Verify has refused or was not asked about.
-func (r Reason) unbelieved() bool { return r == ReasonFormatUnknown || r == ReasonUnverified }
+func (r Reason) unbelieved() bool {
+	return r == ReasonFormatUnknown || r == ReasonUnverified || r == ReasonUnopened
+}
+
+// mayBeInEnvelope reports whether a message with reason r may be one that arrived without an Options.Open.
+func (r Reason) mayBeInEnvelope() bool {
+	return r == ReasonKeyMissing || r == ReasonIdentity || r == ReasonUndecodable || r == ReasonTooLarge
+}
 
 // since returns a time before which nothing can have moved the row of m's step, zero if none is known. For an action
 // that is the time when it was sent. A compensation is younger than its action, whose row may have been removed
@@ -390,10 +412,15 @@ func (m *received) since() time.Time {
 	if m.kind == compensation {
 		return sagaSince(m.Metadata.Get(outbox.PropertyCorrelation), m.ID)
 	}
-	if t, err := time.Parse(time.RFC3339, m.Metadata.Get(outbox.PropertyTimestamp)); err == nil {
+	return sentAt(m.Metadata, m.ID)
+}
+
+// sentAt returns when a message was sent, by its timestamp or else by its id; zero if neither says so.
+func sentAt(metadata message.Metadata, id string) time.Time {
+	if t, err := time.Parse(time.RFC3339, metadata.Get(outbox.PropertyTimestamp)); err == nil {
 		return t
 	}
-	return uuidTime(m.ID)
+	return uuidTime(id)
 }
 
 // sagaSince returns when a saga began if its id is a UUIDv7. A sender that knew of no saga repeats the id of the

@@ -1,6 +1,7 @@
 package consumer
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"crypto/sha256"
@@ -292,12 +293,23 @@ func (t *retrier) identifyParked(ctx context.Context, row *parkedRow) (*attempt,
 	if rejected != nil {
 		return nil, t.refuseUnread(ctx, row, rejected.of, failure{reason: rejected.reason, dead: true, err: rejected.err})
 	}
+	row.takeIdentity(m)
 	named, err := t.storeIdentity(ctx, row, m)
 	if err != nil || !named {
 		return nil, err
 	}
-	row.Kind, row.Scope, row.Key, row.Step, row.N = m.kind, m.Scope, m.Key, m.Step, m.joinedN()
 	return t.readParked(row), nil
+}
+
+// takeIdentity makes r the message that m was read from: with the identity and the headers that it got then, and without
+// its envelope.
+func (r *parkedRow) takeIdentity(m *received) {
+	if r.Digest != nil {
+		r.Digest = m.digest
+	}
+	r.Kind, r.Scope, r.Key, r.Step, r.N = m.kind, m.Scope, m.Key, m.Step, m.joinedN()
+	r.MessageID, r.Payload = []byte(m.ID), nonNilBytes(m.Payload)
+	r.HeaderNames, r.HeaderValues = headerColumns(m.Metadata)
 }
 
 // refuseDeadly makes row, whose reading has ended the process, a dead letter. A message that was not verified keeps
@@ -313,18 +325,21 @@ func (t *retrier) refuseDeadly(ctx context.Context, row *parkedRow) error {
 	return t.refuseUnread(ctx, row, of, f)
 }
 
-// readAgain reads a stored message. Its digest is that of the payload on arrival, regardless of later edits. It must
-// belong to the step that parked it. A message that was never verified is received anew.
+// readAgain reads a stored message. Its digest is that of the payload on arrival, regardless of later edits, unless it
+// has just been taken out of its envelope. It must belong to the step that parked it. A message that was never verified
+// is received anew, and so is one that may have arrived before this consumer had an Options.Open.
 func (t *retrier) readAgain(row *parkedRow, msg *message.Message) (*received, *rejection) {
 	read := t.receiver.readMessage
-	if row.Kind == unread && row.Reason.unbelieved() {
+	if row.Kind == unread && (row.Reason.unbelieved() || t.receiver.verifier == nil && row.Reason.mayBeInEnvelope()) {
 		read = t.receiver.receiveAgain
 	}
 	m, rejected := read(row.Topic, msg)
 	if rejected != nil {
 		return nil, rejected
 	}
-	m.digest = row.digest()
+	if bytes.Equal(m.Payload, row.Payload) {
+		m.digest = row.digest()
+	}
 	was := identity{Scope: row.Scope, Key: row.Key, Step: row.Step, N: row.N}
 	if is := (identity{Scope: m.Scope, Key: m.Key, Step: m.Step, N: m.joinedN()}); row.Kind != unread && (is != was || m.kind != row.Kind) {
 		return nil, &rejection{reason: ReasonTypeUnknown, err: fmt.Errorf("it was parked by %s of step %s, and its type is now that of %s of step %s", row.Kind, row.Step, m.kind, m.Step)}
@@ -340,12 +355,13 @@ func (r *parkedRow) digest() []byte {
 	return sum[:]
 }
 
-// storeIdentity gives row the identity of m. If another copy of m is retrying already, that copy wins: row is a
-// duplicate if the payload is the same, and else a dead letter.
+// storeIdentity stores row, which has the identity of m by now. If another copy of m is retrying already, that copy
+// wins: row is a duplicate if the payload is the same, and else a dead letter.
 func (t *retrier) storeIdentity(ctx context.Context, row *parkedRow, m *received) (named bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, databaseTimeout)
 	defer cancel()
 	args := append([]any{row.ID, row.Attempts, m.kind}, m.identity()...)
+	args = append(args, row.MessageID, row.HeaderNames, row.HeaderValues, row.Payload, row.Digest)
 	tag, err := t.database.db.Exec(ctx, t.sql.nameParked, args...)
 	var e *pgconn.PgError
 	switch {
@@ -405,11 +421,13 @@ func (t *retrier) storeDeadAgain(ctx context.Context, of *received, f failure, s
 	return died && err == nil, err
 }
 
-// sqlNameParked gives its identity to a message that was unreadable on arrival. attempts is the fence, as in
+// sqlNameParked gives its identity to a message that was unreadable on arrival, and stores the message as it was read
+// now: Options.Identity names it once, and Options.Open opens it once. attempts is the fence, as in
 // sqlLockParked. The index parked_retrying refuses the update if another copy is retrying, and waits for a
 // transaction that is parking one.
 const sqlNameParked = `
-UPDATE {schema}.parked SET kind = $3, scope = $4, key = $5, step = $6, n = $7
+UPDATE {schema}.parked
+SET kind = $3, scope = $4, key = $5, step = $6, n = $7, message_id = $8, header_names = $9, header_values = $10, payload = $11, digest = $12
 WHERE id = $1 AND attempts = $2 AND state = 'retrying' AND kind = 'unknown'`
 
 // sqlRefuseParked makes such a message a dead letter again.
@@ -454,7 +472,7 @@ func (c *Consumer) Inspect(stored inbox.StoredMessage) inbox.Reading {
 	}
 	return inbox.Reading{
 		Taken: true, CancelParked: m.step.CancelParked,
-		Kind: m.kind, Identity: inbox.Identity{Scope: m.Scope, Key: m.Key, Step: m.Step, N: m.joinedN()},
+		Kind: m.kind, Identity: inbox.Identity{Scope: m.Scope, Key: m.Key, Step: m.Step, N: m.joinedN()}, Digest: m.digest,
 	}
 }
 

@@ -32,6 +32,7 @@ const (
 type boardEntry struct {
 	topic string
 	msg   *message.Message
+	queue string    // its queue on the board; the headers may change in a lane
 	at    time.Time // when it was put on the board
 	load  *stepLoad // nil: the message belongs to no step, and becomes a dead letter
 	alone bool      // it may not share a transaction
@@ -78,13 +79,29 @@ func (r *router) receiveTopic(ctx context.Context, topic string, deliveries <-ch
 // newBoardEntry reads the headers that decide how msg is routed. They are not verified: a forged one changes which
 // deliveries share a transaction, and nothing else.
 func (r *router) newBoardEntry(topic string, msg *message.Message) boardEntry {
-	to, known := r.routes[routeKey{topic, msg.Metadata.Get(outbox.PropertyType)}]
-	if !known {
-		return boardEntry{topic: topic, msg: msg, alone: true}
+	e := boardEntry{topic: topic, msg: msg, queue: queueKeyOf(msg), alone: true}
+	typ := msg.Metadata.Get(outbox.PropertyType)
+	foreign := r.receiver.isForeign(msg)
+	if foreign {
+		typ, _ = r.receiver.routeForeign(topic, typ)
+		e.queue = foreignQueue + topic + "\x00" + msg.UUID
 	}
-	alone := !r.executor.mayShare(to.step, msg.Metadata.Get(outbox.PropertyRedelivered) == "true", 0)
-	return boardEntry{topic: topic, msg: msg, load: to.load, alone: alone}
+	to, known := r.routes[routeKey{topic, typ}]
+	if !known {
+		return e
+	}
+	if foreign && to.step.Ordered {
+		e.queue = foreignQueue + topic
+	}
+	e.load = to.load
+	e.alone = !r.executor.mayShare(to.step, msg.Metadata.Get(outbox.PropertyRedelivered) == "true", 0)
+	return e
 }
+
+// foreignQueue begins the names of the queues of foreign messages. Such a message gets its key in a lane, behind
+// Options.Verify. So each has a queue, and a handler that hangs holds up no other one. Those for an ordered step share
+// one, since any two of them may have one key.
+const foreignQueue = "\x00\x00"
 
 // A board holds deliveries until a lane takes them. The deliveries of one scope and key go to one lane at a time, in
 // their order. So they cannot overtake each other, and they do not wait on many connections for one row lock.
@@ -130,14 +147,13 @@ func (b *board) putEntry(ctx context.Context, e boardEntry) bool {
 	case <-ctx.Done():
 		return false
 	}
-	key := queueKeyOf(e.msg)
 	e.at = time.Now()
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	q := b.queues[key]
+	q := b.queues[e.queue]
 	if q == nil {
-		q = &keyQueue{key: key}
-		b.queues[key] = q
+		q = &keyQueue{key: e.queue}
+		b.queues[e.queue] = q
 		b.ready = append(b.ready, q)
 		b.more.Signal()
 	}
@@ -145,8 +161,8 @@ func (b *board) putEntry(ctx context.Context, e boardEntry) bool {
 	return true
 }
 
-// queueKeyOf returns the scope and key of msg. All messages without a key share one queue: they only become dead
-// letters.
+// queueKeyOf returns the scope and key of msg. All messages without a key share one queue: unless they are foreign,
+// they only become dead letters.
 func queueKeyOf(msg *message.Message) string {
 	key := msg.Metadata.Get(outbox.HeaderKey)
 	if colon := strings.LastIndexByte(key, ':'); colon >= 0 {
@@ -273,7 +289,7 @@ func (b *board) releaseLoad(l load, left []boardEntry) {
 		first.load.alone--
 	}
 	for _, e := range slices.Backward(left) {
-		q := b.queues[queueKeyOf(e.msg)]
+		q := b.queues[e.queue]
 		q.waiting = slices.Insert(q.waiting, 0, e)
 	}
 	for range len(l.entries) - len(left) {
@@ -350,7 +366,7 @@ func (r *router) readLoad(ctx, work context.Context, all []boardEntry) (attempts
 		if ctx.Err() != nil {
 			break
 		}
-		if slices.ContainsFunc(unsure, func(u boardEntry) bool { return queueKeyOf(u.msg) == queueKeyOf(e.msg) }) {
+		if slices.ContainsFunc(unsure, func(u boardEntry) bool { return u.queue == e.queue }) {
 			unsure = append(unsure, e)
 			continue
 		}

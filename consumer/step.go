@@ -11,6 +11,7 @@ import (
 	"log/slog"
 	"maps"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -137,15 +138,15 @@ func (e Emit) JSON(topic, step string, v any) {
 type Delivery struct {
 	ID, Topic, Type string
 	Scope, Key      string
-	Incarnation     string // tells sagas of one key apart: see [outbox.Message]; "": the saga has none
-	N               string // tells messages of one saga to one step apart
-	Step            string // the step that handles it
-	Undo            bool   // it is the step's compensation
-	Undoable        bool   // it is the action of a step that has one
-	CorrelationID   string // the saga instance
-	Attempt         int    // 1 for the first entry into the handler
-	Metadata        message.Metadata
-	Payload         []byte
+	Incarnation     string           // tells sagas of one key apart: see [outbox.Message]; "": the saga has none
+	N               string           // tells messages of one saga to one step apart
+	Step            string           // the step that handles it
+	Undo            bool             // it is the step's compensation
+	Undoable        bool             // it is the action of a step that has one
+	CorrelationID   string           // the saga instance
+	Attempt         int              // 1 for the first entry into the handler
+	Metadata        message.Metadata // not to be changed
+	Payload         []byte           // not to be changed
 
 	out *collector // of the attempt
 }
@@ -178,7 +179,7 @@ func OnBytes(topic string, h Handler[[]byte]) Input {
 	in := Input{Topic: topic, Type: topic, raw: true, decode: keepPayload}
 	if h != nil {
 		in.run = func(ctx context.Context, tx pgx.Tx, d Delivery, body any, emit Emit) error {
-			return h(ctx, tx, Message[[]byte]{Delivery: d, Body: body.([]byte)}, emit)
+			return h(ctx, tx, Message[[]byte]{Delivery: d, Body: bytes.Clone(body.([]byte))}, emit) // h may change its copy
 		}
 	}
 	return in
@@ -208,7 +209,8 @@ func FromWatermill(name, topic string, h message.NoPublishHandlerFunc) Step {
 //
 // A produced message is of the saga of the handled one, and its n is a digest of the step, of the handled message's n
 // and of its place among those produced. Its metadata become headers, except those that the outbox sets: the UUID is
-// new, and trace headers and correlation id are those of the handled message unless h has set others. Its type is
+// new, and trace headers and correlation id are those of the handled message unless h has set others. Headers that
+// belong to the handled message are not passed on: x-sagamill-…, and attributes of its CloudEvent. Its type is
 // publishTopic unless h has set another than that of the handled message.
 func FromWatermillHandler(name, topic, publishTopic string, h message.HandlerFunc) Step {
 	in := Input{Topic: topic, Type: topic, raw: true, anyType: true, decode: keepPayload}
@@ -231,6 +233,7 @@ func FromWatermillHandler(name, topic, publishTopic string, h message.HandlerFun
 func runWatermillHandler(ctx context.Context, tx pgx.Tx, d *Delivery, h message.HandlerFunc) ([]*message.Message, error) {
 	msg := message.NewMessage(d.ID, bytes.Clone(d.Payload))
 	maps.Copy(msg.Metadata, d.Metadata)
+	restoreOwnType(msg.Metadata)
 	msg.SetContext(context.WithValue(ctx, txOfHandler{}, tx))
 	produced, err := h(msg)
 	if err != nil {
@@ -241,6 +244,18 @@ func runWatermillHandler(ctx context.Context, tx pgx.Tx, d *Delivery, h message.
 		return nil, errors.New("consumer: the watermill handler has nacked the message")
 	default:
 		return produced, nil
+	}
+}
+
+// restoreOwnType gives a foreign message the type back that it came with, if it was routed by another one.
+func restoreOwnType(metadata message.Metadata) {
+	own, routed := metadata[headerOwnType]
+	if !routed {
+		return
+	}
+	delete(metadata, headerOwnType)
+	if metadata[outbox.PropertyType] = own; own == "" {
+		delete(metadata, outbox.PropertyType)
 	}
 }
 
@@ -256,23 +271,34 @@ func TxFrom(ctx context.Context) (tx pgx.Tx, ok bool) {
 
 // producedMessage returns the message of the outbox for one that a watermill handler has produced.
 func producedMessage(d *Delivery, topic string, place int, msg *message.Message) outbox.Message {
+	origin := []string{d.Step, d.N, strconv.Itoa(place)}
+	if d.Undo { // the action may have produced a message for the same topic
+		origin = append(origin, "undo")
+	}
 	m := outbox.Message{
 		Topic: topic, Type: topic, Step: d.Step, Payload: msg.Payload, Headers: map[string]string{},
-		N:             fieldhash.Hex(sha256.New(), d.Step, d.N, strconv.Itoa(place))[:16],
+		N:             fieldhash.Hex(sha256.New(), origin...)[:16],
 		CorrelationID: msg.Metadata[outbox.PropertyCorrelation],
 	}
-	if typ := msg.Metadata[outbox.PropertyType]; typ != "" && typ != d.Type {
+	if typ := msg.Metadata[outbox.PropertyType]; typ != "" && typ != d.Type && typ != d.Metadata[headerOwnType] {
 		m.Type = typ
 	}
 	if m.ContentType = msg.Metadata[outbox.PropertyContentType]; m.ContentType == "" && !json.Valid(msg.Payload) {
 		m.ContentType = "application/octet-stream"
 	}
 	for name, value := range msg.Metadata {
-		if !outbox.ReservedHeader(name) {
+		if !outbox.ReservedHeader(name) && !belongsToHandled(d, name, value) {
 			m.Headers[name] = value
 		}
 	}
 	return m
+}
+
+// belongsToHandled reports whether a header says something about the handled message alone, such as where to reply, or
+// the id of its CloudEvent. A handler that passes all metadata on does not mean such a header for what it produces.
+func belongsToHandled(d *Delivery, name, value string) bool {
+	lower := strings.ToLower(name)
+	return strings.HasPrefix(lower, "x-sagamill-") || strings.HasPrefix(lower, "cloudevents_") && d.Metadata[name] == value
 }
 
 func decodeAs[T any](c outbox.Codec, payload []byte) (any, error) {

@@ -174,7 +174,7 @@ func (p *previewer) inspectLetter(l DeadLetter) (candidate, error) {
 	c.cancelParked = reading.CancelParked
 	if c.Kind == inbox.Unread {
 		// The consumer uses the identity that the message itself states.
-		c.Kind, c.Identity, c.nameless = reading.Kind, reading.Identity, true
+		c.Kind, c.Identity, c.digest, c.nameless = reading.Kind, reading.Identity, reading.Digest, true
 		c.written = timeWritten(l.Headers.Get(outbox.PropertyTimestamp), time.Unix(math.MaxInt32, 0))
 	}
 	return c, nil
@@ -184,7 +184,7 @@ func (p *previewer) inspectLetter(l DeadLetter) (candidate, error) {
 func inspectAlone(l DeadLetter, stored inbox.StoredMessage) error {
 	unreadThen := l.Key == "" || l.Reason == consumer.ReasonUndecodable || l.Reason == consumer.ReasonTypeUnknown
 	unverified := l.Reason == consumer.ReasonFormatUnknown || l.Reason == consumer.ReasonUnverified
-	if !unreadThen && !l.Edited || unverified {
+	if !unreadThen && !l.Edited || unverified || l.Reason == consumer.ReasonUnopened {
 		return nil // only its consumer knows which keys and formats it accepts by now
 	}
 	if reading := (*consumer.Consumer)(nil).Inspect(stored); reading.Err != nil {

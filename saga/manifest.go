@@ -59,6 +59,9 @@ func (s *planSet) addPlanWithNested(p Plan) error {
 		if other.Machine.Plan().Hash() != p.Hash() {
 			return fmt.Errorf("saga: there are two definitions of %s, version %d", key.name, key.version)
 		}
+		if (other.OnEnd == nil) != (p.compiledFlow().OnEnd == nil) {
+			return fmt.Errorf("saga: there are two definitions of %s, version %d, one of them without OnEnd: a saga around it must nest the one with OnEnd", key.name, key.version)
+		}
 		return nil
 	}
 	f := p.compiledFlow()

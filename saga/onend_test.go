@@ -200,3 +200,21 @@ func TestADefinitionWithoutOnEndEndsWhatIsStuckAtIt(t *testing.T) {
 	p.decideAs("k", operator.Decision{Verb: operator.VerbRetry})
 	p.until("k", saga.StatusCompleted)
 }
+
+// Of two definitions that differ in their OnEnd, as where a saga nests the one without, neither wins silently.
+func TestTwoDefinitionsOfWhichOneHasAnOnEnd(t *testing.T) {
+	t.Parallel()
+	p := newPlace(t)
+	plain, err := saga.Define("inner", 1, silent)
+	if err != nil {
+		t.Fatal(err)
+	}
+	outer, err := saga.Define("outer", 1, saga.Step[trip]{Name: "inner", Do: saga.Nested(plain, func(s *trip) trip { return *s }, nil)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = saga.NewOrchestrator(p.db, p.broker.Subscriber("orchestrator"), []saga.Plan{outer, plain.OnEnd(p.noteEnd)}, &saga.Options{Schema: p.schema})
+	if err == nil || !strings.Contains(err.Error(), "without OnEnd") {
+		t.Errorf("NewOrchestrator = %v", err)
+	}
+}

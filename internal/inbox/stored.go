@@ -39,9 +39,11 @@ type Reading struct {
 	Err          error // the message cannot be read: the reason, and why
 	CancelParked bool  // the option of its step
 
-	// Kind and Identity are those of the message itself; unset with Err.
+	// Kind and Identity are those of the message itself, and Digest is that of its payload as it first came; unset with
+	// Err.
 	Kind
 	Identity
+	Digest []byte
 }
 
 // HeaderColumns returns metadata as two columns, sorted by name, without the header skip.

@@ -126,7 +126,8 @@ SET state = $5, attempts = $6, undo_attempts = $7,
 WHERE scope = $1 AND key = $2 AND step = $3 AND n = $4
 ---- queries.nameParked
 
-UPDATE {schema}.parked SET kind = $3, scope = $4, key = $5, step = $6, n = $7
+UPDATE {schema}.parked
+SET kind = $3, scope = $4, key = $5, step = $6, n = $7, message_id = $8, header_names = $9, header_values = $10, payload = $11, digest = $12
 WHERE id = $1 AND attempts = $2 AND state = 'retrying' AND kind = 'unknown'
 ---- queries.openClaims
 SELECT pg_current_xact_id()::xid, set_config('idle_in_transaction_session_timeout', $1, true)
