@@ -13,6 +13,7 @@
 //   - saga: sagas that an orchestrator leads from step to step
 //   - rabbitmq, inproc: brokers; any Pub/Sub of watermill works as well
 //   - operator: what a person does: dead letters, redrive, verbs on sagas
+//   - topology: which messages a service takes and sends, as data and as an AsyncAPI document
 //   - signing, telemetry, migrations, sagatest: signatures, metrics and traces, tables, tests
 //
 // The files of this package: config.go (what is configured), service.go (what New builds), broker.go (the broker),

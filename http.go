@@ -2,6 +2,7 @@ package sagamill
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
@@ -64,11 +65,12 @@ func (s *Service) Idempotent(scope func(*http.Request) (string, error), handler 
 // enteredKey is the context key of a flag: the request has entered its handler.
 type enteredKey struct{}
 
-// Handler returns a handler of three paths, for the caller's mux:
+// Handler returns a handler of four paths, for the caller's mux:
 //
-//	/healthz  200 while the process serves
-//	/readyz   200 once the service is prepared and subscribed, and while its database answers; else 503 with what is missing
-//	/metrics  in Prometheus' format; 404 with Config.Telemetry, which says where metrics go
+//	/healthz   200 while the process serves
+//	/readyz    200 once the service is prepared and subscribed, and while its database answers; else 503 with what is missing
+//	/metrics   in Prometheus' format; 404 with Config.Telemetry, which says where metrics go
+//	/topology  what [Service.Topology] returns, as JSON
 //
 // They have no authentication: keep them from callers outside.
 func (s *Service) Handler() http.Handler {
@@ -84,7 +86,21 @@ func (s *Service) Handler() http.Handler {
 	if s.exporter != nil {
 		mux.Handle("GET /metrics", s.exporter)
 	}
+	mux.HandleFunc("GET /topology", s.serveTopology)
 	return mux
+}
+
+func (s *Service) serveTopology(w http.ResponseWriter, r *http.Request) {
+	description, err := s.Topology()
+	if err != nil {
+		s.config.Logger.ErrorContext(r.Context(), "sagamill: the service cannot be described", "service", s.config.Name, "error", err)
+		http.Error(w, "the service cannot be described; its log says why", http.StatusInternalServerError)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	encoder := json.NewEncoder(w)
+	encoder.SetIndent("", "  ")
+	_ = encoder.Encode(description) // the client may be gone
 }
 
 // CheckReady returns nil if the service is prepared, has all its subscriptions and reaches its database. Otherwise

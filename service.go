@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"sync"
@@ -22,6 +23,7 @@ import (
 	"github.com/sagamill/sagamill/saga"
 	"github.com/sagamill/sagamill/telemetry"
 	"github.com/sagamill/sagamill/telemetry/promexport"
+	"github.com/sagamill/sagamill/topology"
 )
 
 // A Service is one process of a service. Make it with [New]. Its parts are there from then on, for whoever wants to
@@ -40,6 +42,7 @@ type Service struct {
 	orchestrator *saga.Orchestrator // nil without Sagas
 	keys         *idemkey.Middleware
 	sweepers     []runner
+	describe     func() (*topology.Service, error)
 	telemetry    *telemetry.Options
 	exporter     *promexport.Exporter // nil with Config.Telemetry
 
@@ -72,6 +75,7 @@ func New(config Config) (*Service, error) {
 	if err := s.buildParts(); err != nil {
 		return nil, errors.Join(fmt.Errorf("sagamill: %w", err), s.Close())
 	}
+	s.describe = sync.OnceValues(s.describeTopology)
 	return s, nil
 }
 
@@ -300,6 +304,21 @@ func (s *Service) Consumer() *consumer.Consumer { return s.consumer }
 
 // Orchestrator returns the orchestrator of the sagas, nil if there are none.
 func (s *Service) Orchestrator() *saga.Orchestrator { return s.orchestrator }
+
+// Topology returns a description of the messages that the service takes and sends, for sagamill topology asyncapi. It
+// has no secrets, but the hosts of the broker. Its version is that of the program's module. Nothing needs to run. An
+// error is one of [topology.Describe]. The caller must not change it.
+func (s *Service) Topology() (*topology.Service, error) { return s.describe() }
+
+func (s *Service) describeTopology() (*topology.Service, error) {
+	version := ""
+	if build, ok := debug.ReadBuildInfo(); ok && build.Main.Version != "(devel)" {
+		version = build.Main.Version
+	}
+	return topology.Describe(s.config.Name, s.config.Steps, s.config.Sagas, &topology.Options{
+		Version: version, Prefix: s.config.Prefix, BrokerURL: s.config.BrokerURL, CloudEvents: s.config.CloudEvents, Emits: s.config.Emits,
+	})
+}
 
 // Starter returns a starter of instances of d in service s. d has to be one of Config.Sagas, of s or of another
 // service on its schema.

@@ -358,7 +358,7 @@ func TestNewNamesEachFieldThatIsWrong(t *testing.T) {
 	t.Parallel()
 	_, err := sagamill.New(sagamill.Config{
 		Name: "My.Shop", Schema: "drop table", BrokerURL: "amqp://localhost", Publisher: inproc.New(nil), Requests: -1,
-		Migrations: fstest.MapFS{"readme.md": {}}, Consumer: consumer.Options{Schema: "other", Open: cloudevents.Open}, Codecs: []outbox.Codec{nil},
+		Migrations: fstest.MapFS{"readme.md": {}}, Consumer: consumer.Options{Schema: "other", Open: cloudevents.Open}, Codecs: []outbox.Codec{nil}, Emits: []outbox.Output{{Type: "paid"}},
 		CloudEvents: &cloudevents.Options{Source: "/shop"},
 	})
 	var fields []string
@@ -367,7 +367,7 @@ func TestNewNamesEachFieldThatIsWrong(t *testing.T) {
 		field, _, _ := strings.Cut(rest, ":")
 		fields = append(fields, field)
 	}
-	want := []string{"BrokerURL", "CloudEvents", "Codecs", "Consumer", "DatabaseURL", "Migrations", "Name", "Publisher", "Requests", "Schema"}
+	want := []string{"BrokerURL", "CloudEvents", "Codecs", "Consumer", "DatabaseURL", "Emits", "Migrations", "Name", "Publisher", "Requests", "Schema"}
 	if diff := cmp.Diff(want, fields); diff != "" {
 		t.Errorf("fields in %v (-want +got):\n%s", err, diff)
 	}

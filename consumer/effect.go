@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
 	"slices"
 
 	"github.com/jackc/pgx/v5"
@@ -83,7 +84,7 @@ func Effect[T, R any](topic string, call Call[T, R], verify Verify[T, R], record
 			return record(ctx, tx, typed(d, body), r, emit)
 		}
 	}
-	return Input{Topic: topic, Type: topic, decode: decodeAs[T], effect: e}
+	return Input{Topic: topic, Type: topic, body: reflect.TypeFor[T](), decode: decodeAs[T], effect: e}
 }
 
 // ErrNotDone marks an error of a call that is known to have had no effect.

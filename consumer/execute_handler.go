@@ -12,6 +12,7 @@ import (
 
 	"github.com/sagamill/sagamill/internal/cleantext"
 	"github.com/sagamill/sagamill/internal/failpoint"
+	"github.com/sagamill/sagamill/internal/flow"
 	"github.com/sagamill/sagamill/internal/traceheader"
 	"github.com/sagamill/sagamill/internal/txguard"
 	"github.com/sagamill/sagamill/outbox"
@@ -100,8 +101,43 @@ func (o *collector) emitMessages(msgs ...outbox.Message) {
 	o.addWhileOpen(func() {
 		for _, m := range msgs {
 			o.msgs = append(o.msgs, o.job.follows(m))
+			o.reportUndeclared(&m)
 		}
 	})
+}
+
+// A declaration is the list of what a step emits.
+type declaration struct {
+	outputs  map[routeKey]bool
+	reported sync.Map // routeKeys that are missing and have been logged
+}
+
+// newDeclaration returns the declaration of a step's Emits, nil if there are none.
+func newDeclaration(emits []outbox.Output) *declaration {
+	if len(emits) == 0 {
+		return nil
+	}
+	d := &declaration{outputs: map[routeKey]bool{}}
+	for _, out := range emits {
+		d.outputs[routeKey{out.Topic, cmp.Or(out.Type, out.Topic)}] = true
+	}
+	return d
+}
+
+// reportUndeclared logs the first message of a topic and type that is missing in the step's Emits. It is no error: a
+// gap in a description must not hold up a refund.
+func (o *collector) reportUndeclared(m *outbox.Message) {
+	if o.job.step == nil || o.job.step.declared == nil || m.Topic == o.job.Metadata[flow.HeaderReplyTo] {
+		return
+	}
+	d, key := o.job.step.declared, routeKey{m.Topic, cmp.Or(m.Type, m.Topic)}
+	if d.outputs[key] {
+		return
+	}
+	if _, again := d.reported.LoadOrStore(key, true); !again {
+		o.log.WarnContext(context.Background(), "consumer: a step emits a message that its Emits does not list, so the description of the service lacks it",
+			"step", o.job.step.Name, "topic", key.topic, "type", key.typ)
+	}
 }
 
 func (o *collector) queueStatement(s statement) {

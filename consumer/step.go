@@ -10,6 +10,8 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -84,10 +86,16 @@ type Step struct {
 	// Preparer are prepared together.
 	Prepare *Preparer
 
+	// Emits lists what the handlers emit, besides replies to a saga. It is for descriptions of the service: see package
+	// topology. A message that is not in the list is sent all the same, and is logged once. Default: nothing is known.
+	Emits []outbox.Output
+
 	// Ordered makes a message wait behind an earlier one of the same key that this step has parked. A dead letter
 	// holds no message up. It needs a subscriber that delivers the messages of a key one after the other. Package
 	// rabbitmq does that with the option Key and, over several instances, a single active consumer.
 	Ordered bool
+
+	declared *declaration // of Emits; nil: there is none
 }
 
 // An Input is a message type with its handler. Make one with [On], [OnBytes], [Effect] or [FromWatermill].
@@ -99,6 +107,11 @@ type Input struct {
 	// JSON is read besides, and is meant where a message has no content type. Default: none.
 	Codecs []outbox.Codec
 
+	// Reply is the type of the result that the handler replies with, to the topic that the message names. It is for
+	// descriptions of the service. Package saga sets it. Default: the handler does not reply.
+	Reply reflect.Type
+
+	body    reflect.Type                                      // what decode returns a pointer to; nil if the Input is raw
 	decode  func(c outbox.Codec, payload []byte) (any, error) // c is nil if the Input is raw
 	run     func(ctx context.Context, tx pgx.Tx, d Delivery, body any, emit Emit) error
 	effect  *effect // instead of run
@@ -165,7 +178,7 @@ func (d *Delivery) joinedN() string { return stepkey.JoinN(d.Incarnation, d.N) }
 // Codecs. The message's type is the topic's name, unless the returned Input's Type is set to another. A payload that is
 // not a T, or that gives a member of JSON twice, is a dead letter.
 func On[T any](topic string, h Handler[T]) Input {
-	in := Input{Topic: topic, Type: topic, decode: decodeAs[T]}
+	in := Input{Topic: topic, Type: topic, body: reflect.TypeFor[T](), decode: decodeAs[T]}
 	if h != nil { // New reports a nil handler
 		in.run = func(ctx context.Context, tx pgx.Tx, d Delivery, body any, emit Emit) error {
 			return h(ctx, tx, Message[T]{Delivery: d, Body: *body.(*T)}, emit)
@@ -185,6 +198,9 @@ func OnBytes(topic string, h Handler[[]byte]) Input {
 	return in
 }
 
+// BodyType returns the type that payloads are decoded to, nil if the handler gets them as they came.
+func (in Input) BodyType() reflect.Type { return in.body }
+
 func keepPayload(_ outbox.Codec, payload []byte) (any, error) { return payload, nil }
 
 // FromWatermill returns a step that hands the messages of topic to h, a handler for a watermill Router. h gets a copy
@@ -198,6 +214,7 @@ func FromWatermill(name, topic string, h message.NoPublishHandlerFunc) Step {
 	step := FromWatermillHandler(name, topic, topic, func(msg *message.Message) ([]*message.Message, error) {
 		return nil, h(msg)
 	})
+	step.Emits = nil
 	if h == nil {
 		step.Action.run = nil
 	}
@@ -211,7 +228,7 @@ func FromWatermill(name, topic string, h message.NoPublishHandlerFunc) Step {
 // and of its place among those produced. Its metadata become headers, except those that the outbox sets: the UUID is
 // new, and trace headers and correlation id are those of the handled message unless h has set others. Headers that
 // belong to the handled message are not passed on: x-sagamill-…, and attributes of its CloudEvent. Its type is
-// publishTopic unless h has set another than that of the handled message.
+// publishTopic unless h has set another than that of the handled message. The step's Emits names publishTopic.
 func FromWatermillHandler(name, topic, publishTopic string, h message.HandlerFunc) Step {
 	in := Input{Topic: topic, Type: topic, raw: true, anyType: true, decode: keepPayload}
 	if h != nil && publishTopic != "" {
@@ -226,7 +243,7 @@ func FromWatermillHandler(name, topic, publishTopic string, h message.HandlerFun
 			return nil
 		}
 	}
-	return Step{Name: name, Action: in, Single: true}
+	return Step{Name: name, Action: in, Single: true, Emits: []outbox.Output{{Topic: publishTopic, Type: publishTopic}}}
 }
 
 // runWatermillHandler calls h with a copy of the message, whose context has tx.
@@ -335,8 +352,12 @@ func (s Step) withDefaults() (Step, error) {
 	if err := s.checkInputs(); err != nil {
 		return s, err
 	}
+	if slices.ContainsFunc(s.Emits, func(o outbox.Output) bool { return o.Topic == "" }) {
+		return s, fmt.Errorf("step %q: Emits: one has no Topic", s.Name)
+	}
 	s.Single = s.Single || s.hasEffect()
 	s.Settle = cmp.Or(s.Settle, time.Minute)
+	s.declared = newDeclaration(s.Emits)
 	return s, nil
 }
 

@@ -329,6 +329,7 @@ func TestNewRefuses(t *testing.T) {
 		"RetryCap":          {steps: with(func(s *Step) { s.RetryBase, s.RetryCap = 2, 1 })},
 		"Timeout":           {steps: with(func(s *Step) { s.Timeout = -1 })},
 		"between 0 and 24h": {steps: with(func(s *Step) { s.Timeout = 25 * time.Hour })},
+		"Emits":             {steps: with(func(s *Step) { s.Emits = []outbox.Output{{Type: "paid"}} })},
 		"twice":             {steps: []Step{step, step}},
 		"both take":         {steps: append(with(func(s *Step) { s.Name = "other" }), step)},
 		"Schema":            {steps: []Step{step}, opts: Options{Schema: "a b"}},

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"reflect"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -109,6 +110,20 @@ type Message struct {
 	// Delay: the message is published no sooner than this long after its insert. It counts as
 	// written when it is due, which is its timestamp. Default: 0.
 	Delay time.Duration
+}
+
+// An Output is a type of messages that a service sends. It sends nothing: package topology describes the service by it.
+// Make one with [OutputOf].
+type Output struct {
+	Topic       string       // where the messages are published
+	Type        string       // their type; default: Topic
+	ContentType string       // of their payloads; default: application/json
+	Body        reflect.Type // what their payloads are in Go; default: that is not known
+}
+
+// OutputOf returns the Output of messages of topic, with the topic as their type and a T in JSON as their payload.
+func OutputOf[T any](topic string) Output {
+	return Output{Topic: topic, Type: topic, Body: reflect.TypeFor[T]()}
 }
 
 // JSON returns v in JSON, as [Message].Payload. If that is impossible, as for a channel or a NaN, it panics with an

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"reflect"
 
 	"github.com/jackc/pgx/v5"
 
@@ -37,7 +38,9 @@ type Action[S any] struct {
 // key what to undo.
 func Remote[S, C, R any](topic string, body func(s *S) C, result func(s *S, r R)) Action[S] {
 	a := Action[S]{Topic: topic, Type: topic, kind: machine.Remote}
+	a.run.ResultType = reflect.TypeFor[R]()
 	if body != nil {
+		a.run.BodyType = reflect.TypeFor[C]()
 		a.run.Body = func(state any) (any, error) { return body(state.(*S)), nil }
 	}
 	if result != nil {
@@ -64,6 +67,7 @@ func Tell[S, C any](topic string, body func(s *S) C) Action[S] {
 // nested at the pivot or behind it only.
 func Nested[S, C any](d *Definition[C], begin func(s *S) C, end func(s *S, c C)) Action[S] {
 	a := Action[S]{kind: machine.Nested}
+	a.run.BodyType, a.run.ResultType = reflect.TypeFor[C](), reflect.TypeFor[C]()
 	if d != nil {
 		a.child = d
 	}

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"reflect"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
@@ -57,7 +58,7 @@ func On[C, R any](topic string, h Handler[C, R]) consumer.Input {
 	if h == nil {
 		return consumer.On[C](topic, nil)
 	}
-	return consumer.On(topic, func(ctx context.Context, tx pgx.Tx, in consumer.Message[C], emit consumer.Emit) error {
+	input := consumer.On(topic, func(ctx context.Context, tx pgx.Tx, in consumer.Message[C], emit consumer.Emit) error {
 		result, err := h(ctx, tx, in)
 		var rejected *RejectedError
 		switch {
@@ -68,6 +69,8 @@ func On[C, R any](topic string, h Handler[C, R]) consumer.Input {
 		}
 		return Done(emit, in.Delivery, result)
 	})
+	input.Reply = reflect.TypeFor[R]()
+	return input
 }
 
 // OnUndo returns the Input of a participant's compensation, as [On] does.
@@ -75,7 +78,7 @@ func OnUndo[C any](topic string, h UndoHandler[C]) consumer.Input {
 	if h == nil {
 		return consumer.On[C](topic, nil)
 	}
-	return consumer.On(topic, func(ctx context.Context, tx pgx.Tx, in consumer.Message[C], emit consumer.Emit) error {
+	input := consumer.On(topic, func(ctx context.Context, tx pgx.Tx, in consumer.Message[C], emit consumer.Emit) error {
 		if err := h(ctx, tx, in); err != nil {
 			var rejected *RejectedError
 			if errors.As(err, &rejected) {
@@ -85,7 +88,12 @@ func OnUndo[C any](topic string, h UndoHandler[C]) consumer.Input {
 		}
 		return Undone(emit, in.Delivery)
 	})
+	input.Reply = anyResult
+	return input
 }
+
+// anyResult is the type of a result about which nothing is known, and of none.
+var anyResult = reflect.TypeFor[any]()
 
 // Done replies that the step of command d is done. It is for handlers that do not come from [On], such as the record
 // of a [consumer.Effect]; so are [Refuse] and [Undone]. An error is terminal: d is no command of a saga, or result
@@ -137,6 +145,11 @@ func Participant(s consumer.Step) consumer.Step {
 		}
 		if msg, ok := replyUnhandled(u); ok {
 			emit(msg)
+		}
+	}
+	for _, in := range []*consumer.Input{&s.Action, &s.Compensation} {
+		if in.Topic != "" && in.Reply == nil {
+			in.Reply = anyResult
 		}
 	}
 	return s

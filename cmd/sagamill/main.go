@@ -47,6 +47,8 @@
 //	sagamill broker declare          declare the exchanges and queues of a topology
 //	sagamill broker delete           delete them, unless a queue holds messages or is consumed from
 //
+//	sagamill topology asyncapi       print an AsyncAPI document of services that describe themselves
+//
 //	sagamill version                 say which build this is, and which messages and tables it knows
 //	sagamill help                    say what a command does and takes, as its -h does
 //
@@ -85,12 +87,13 @@ import (
 	"github.com/sagamill/sagamill/cmd/sagamill/internal/outboxes"
 	"github.com/sagamill/sagamill/cmd/sagamill/internal/replay"
 	"github.com/sagamill/sagamill/cmd/sagamill/internal/sagas"
+	"github.com/sagamill/sagamill/cmd/sagamill/internal/topology"
 	"github.com/sagamill/sagamill/cmd/sagamill/internal/version"
 	"github.com/sagamill/sagamill/cmd/sagamill/internal/why"
 )
 
 func listCommands() []cli.Command {
-	return slices.Concat(dev.Commands(), migrate.Commands(), outboxes.Commands(), dead.Commands(), replay.Commands(), journal.Commands(), sagas.Commands(), why.Commands(), broker.Commands(), version.Commands())
+	return slices.Concat(dev.Commands(), migrate.Commands(), outboxes.Commands(), dead.Commands(), replay.Commands(), journal.Commands(), sagas.Commands(), why.Commands(), broker.Commands(), topology.Commands(), version.Commands())
 }
 
 func main() {

@@ -43,7 +43,7 @@ func main() {
 	}
 	mux := http.NewServeMux()
 	mux.Handle("POST /orders", shop.Idempotent(tenant, idempg.HandleTx(createOrder(shop.Writer()))))
-	mux.Handle("GET /", shop.Handler()) // /healthz, /readyz, /metrics
+	mux.Handle("GET /", shop.Handler()) // /healthz, /readyz, /metrics, /topology
 	if err := shop.ListenAndServe(ctx, os.Getenv("LISTEN"), mux); err != nil {
 		log.Fatal(err)
 	}

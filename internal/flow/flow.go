@@ -3,6 +3,7 @@ package flow
 import (
 	"context"
 	"errors"
+	"reflect"
 
 	"github.com/jackc/pgx/v5"
 
@@ -35,6 +36,10 @@ type Action struct {
 	Result func(state any, result []byte) error // puts the result into the state; nil: the result is ignored
 	Local  func(ctx context.Context, tx pgx.Tx, t Turn, state any) error
 	Nested *Flow
+
+	// The Go types of a Remote's command and result, and of the state of a Nested. They are for descriptions. A nil
+	// BodyType is that of a command without body.
+	BodyType, ResultType reflect.Type
 }
 
 // A Codec turns the state of instances into bytes, and back.

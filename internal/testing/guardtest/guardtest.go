@@ -76,7 +76,7 @@ func functionsOf(t reflect.Type, path string) (names []string) {
 		field := t.Field(i)
 		name := path + "." + field.Name
 		switch {
-		case !field.IsExported():
+		case !field.IsExported(), field.Type == reflect.TypeFor[reflect.Type](): // whose methods are Go's
 		case field.Type.Kind() == reflect.Func, field.Type == reflect.TypeFor[*slog.Logger]():
 			names = append(names, name)
 		case field.Type.Kind() == reflect.Interface:

@@ -10,16 +10,17 @@ import (
 // routes are all HTTP routes of the module's programs, each with its class of callers:
 //
 //   - principal: a caller that names a principal. It sees only the data of that principal.
-//   - probe: any caller. The answer shows the state of the process, and no saga.
+//   - probe: any caller. The answer shows the state of the process, or its kinds of messages, and no saga.
 //   - simulated: any caller that reaches the listener. It simulates an external system,
 //     which in production would authenticate its callers.
 //   - ledger: likewise. It lets the examples check that nothing was done twice. Programs
 //     listen on loopback by default. With another address they warn that every caller that
 //     reaches it may read the ledger.
 var routes = map[string]string{
-	". GET /healthz": "probe",
-	". GET /metrics": "probe",
-	". GET /readyz":  "probe",
+	". GET /healthz":  "probe",
+	". GET /metrics":  "probe",
+	". GET /readyz":   "probe",
+	". GET /topology": "probe",
 	"cmd/sagamill/internal/dev/newservice GET /":                  "probe",
 	"cmd/sagamill/internal/dev/newservice POST /orders":           "simulated", // its tenant is a header
 	"examples/quickstart GET /":                                   "probe",

@@ -40,7 +40,7 @@ var rules = []rule{
 // longest matching tree counts. Test files may import what compiles: a test of
 // the outbox needs a broker.
 var layers = map[string][]string{
-	".":                  {"idemkey", "outbox", "consumer", "saga", "rabbitmq", "inproc", "migrations", "telemetry", "cloudevents"},
+	".":                  {"idemkey", "outbox", "consumer", "saga", "rabbitmq", "inproc", "migrations", "telemetry", "cloudevents", "topology"},
 	"migrations":         {},
 	"idemkey":            {},
 	"idemkey/idemredis":  {"idemkey"},
@@ -53,6 +53,7 @@ var layers = map[string][]string{
 	"signing":            {"outbox"},
 	"protobuf":           {"outbox"},
 	"cloudevents":        {"outbox"},
+	"topology":           {"outbox", "consumer", "saga", "cloudevents"},
 	"inproc":             {"outbox"},
 	"telemetry":          {"idemkey", "outbox", "consumer", "saga"},
 	promexport:           {"telemetry"},

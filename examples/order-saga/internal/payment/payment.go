@@ -69,6 +69,10 @@ func (s *Service) BuildSteps() []consumer.Step {
 		Timeout:      gatewayTimeout,
 		Settle:       gatewaySettles,
 		AskFirst:     s.gateway.Plain,
+		Emits: []outbox.Output{
+			outbox.OutputOf[event.Order](event.PaymentProcessed),
+			outbox.OutputOf[event.Outcome](event.PaymentDeclined), outbox.OutputOf[event.Outcome](event.PaymentRefunded),
+		},
 	}}
 }
 

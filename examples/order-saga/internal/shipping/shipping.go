@@ -32,7 +32,10 @@ func NewService(schema string) *Service { return &Service{schema: schema} }
 
 // BuildSteps returns the service's step.
 func (s *Service) BuildSteps() []consumer.Step {
-	return []consumer.Step{{Name: event.ArrangeShipping, Action: consumer.On(event.PaymentProcessed, s.arrangeShipment)}}
+	return []consumer.Step{{
+		Name: event.ArrangeShipping, Action: consumer.On(event.PaymentProcessed, s.arrangeShipment),
+		Emits: []outbox.Output{outbox.OutputOf[event.Outcome](event.ShipmentArranged), outbox.OutputOf[event.Outcome](event.ShipmentRejected)},
+	}}
 }
 
 func (s *Service) arrangeShipment(ctx context.Context, tx pgx.Tx, in consumer.Message[event.Order], emit consumer.Emit) error {

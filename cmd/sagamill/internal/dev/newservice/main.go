@@ -80,7 +80,7 @@ func newService(databaseURL, brokerURL string) (*sagamill.Service, *http.ServeMu
 	}
 	mux := http.NewServeMux()
 	mux.Handle("POST /orders", service.Idempotent(tenant, idempg.HandleTx(createOrder(starter))))
-	mux.Handle("GET /", service.Handler()) // /healthz, /readyz, /metrics
+	mux.Handle("GET /", service.Handler()) // /healthz, /readyz, /metrics, /topology
 	return service, mux, nil
 }
 

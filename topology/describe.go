@@ -1,0 +1,299 @@
+package topology
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"mime"
+	"net"
+	"net/url"
+	"reflect"
+	"slices"
+	"strings"
+
+	"github.com/sagamill/sagamill/cloudevents"
+	"github.com/sagamill/sagamill/consumer"
+	"github.com/sagamill/sagamill/internal/brokerurls"
+	"github.com/sagamill/sagamill/internal/flow"
+	"github.com/sagamill/sagamill/internal/guard"
+	"github.com/sagamill/sagamill/internal/machine"
+	"github.com/sagamill/sagamill/outbox"
+	"github.com/sagamill/sagamill/saga"
+)
+
+// A Service describes the messages of a service. It has no secrets: of the broker's URL it has host and virtual host.
+type Service struct {
+	Name        string    `json:"service"`
+	Version     string    `json:"version,omitempty"`
+	Prefix      string    `json:"prefix,omitempty"`       // begins the address of each topic
+	CloudEvents string    `json:"cloud_events,omitempty"` // structured, if messages are sent so
+	Servers     []Server  `json:"servers,omitempty"`      // brokers; empty: the messages do not go by RabbitMQ
+	Steps       []Step    `json:"steps,omitempty"`
+	Sagas       []Saga    `json:"sagas,omitempty"` // each version
+	Emits       []Message `json:"emits,omitempty"` // besides those of Steps and Sagas
+}
+
+// A Server is a broker.
+type Server struct {
+	Protocol string `json:"protocol"` // amqp or amqps
+	Host     string `json:"host"`
+	Path     string `json:"path,omitempty"` // the virtual host
+}
+
+// A Message is a type of messages.
+type Message struct {
+	Topic       string          `json:"topic"`
+	Type        string          `json:"type"`
+	ContentType string          `json:"content_type,omitempty"` // "": any
+	Payload     json.RawMessage `json:"payload,omitempty"`      // JSON Schema; nil: nothing is known
+}
+
+// An Input is a message that a step takes.
+type Input struct {
+	Message
+	Reply *Message `json:"reply,omitempty"` // its topic is in the header x-sagamill-reply-to of the message
+}
+
+// A Step is a step of a service.
+type Step struct {
+	Name         string    `json:"name"`
+	Action       Input     `json:"action"`
+	Compensation *Input    `json:"compensation,omitempty"`
+	Emits        []Message `json:"emits,omitempty"`
+}
+
+// A Saga is a version of a saga that the service orchestrates.
+type Saga struct {
+	Name     string    `json:"name"`
+	Version  int       `json:"version"`
+	Commands []Command `json:"commands,omitempty"`
+}
+
+// A Command is what a saga sends for a step, and the reply to it at the topic saga.Topic of the saga's name.
+type Command struct {
+	Step    string   `json:"step"`
+	Undo    bool     `json:"undo,omitempty"`   // it is the step's compensation
+	Nested  string   `json:"nested,omitempty"` // the saga that replies, in place of a participant
+	Message *Message `json:"message,omitempty"`
+	Reply   Message  `json:"reply"`
+}
+
+// Options are what [Describe] cannot see in steps and sagas. The zero value is usable.
+type Options struct {
+	Version     string               // of the service; default: none
+	Prefix      string               // as in rabbitmq.ConfigOptions; default: none
+	BrokerURL   string               // of RabbitMQ, or several; default: the messages go another way
+	CloudEvents *cloudevents.Options // of the relay's publisher; default: there are none
+	Emits       []outbox.Output      // what the service sends besides: of HTTP handlers, local steps, saga.Definition.OnEnd
+}
+
+// Describe returns the description of the service called name. JSON Schemas are made of the Go types of bodies; for
+// that, package encoding/json encodes sample values of them. A nil opts means the defaults. An error names the part
+// that cannot be used, and repeats no URL.
+func Describe(name string, steps []consumer.Step, sagas []saga.Plan, opts *Options) (*Service, error) {
+	if opts == nil {
+		opts = &Options{}
+	}
+	if name == "" {
+		return nil, errors.New("topology: the service has no name")
+	}
+	if slices.ContainsFunc(opts.Emits, func(o outbox.Output) bool { return o.Topic == "" }) {
+		return nil, errors.New("topology: option Emits: one has no Topic")
+	}
+	s := &Service{Name: name, Version: opts.Version, Prefix: opts.Prefix, Emits: describeOutputs(opts.Emits)}
+	if opts.CloudEvents != nil && opts.CloudEvents.Structured {
+		s.CloudEvents = structured
+	}
+	for i := range steps {
+		step, err := describeStep(&steps[i])
+		if err != nil {
+			return nil, fmt.Errorf("topology: step %q: %w", steps[i].Name, err)
+		}
+		s.Steps = append(s.Steps, step)
+	}
+	for _, plan := range sagas {
+		if plan == nil {
+			return nil, errors.New("topology: a definition is nil")
+		}
+		s.addSaga(flow.FlowOfPlan(plan))
+	}
+	var err error
+	if s.Servers, err = describeServers(opts.BrokerURL); err != nil {
+		return nil, fmt.Errorf("topology: option BrokerURL: %w", err)
+	}
+	return s, nil
+}
+
+const structured = "structured"
+
+// ports are those of URLs without one.
+var ports = map[string]string{"amqp": "5672", "amqps": "5671"}
+
+// describeServers returns the brokers of a list of URLs. A URL that cannot be read is not in the error, since it has a
+// password.
+func describeServers(list string) (servers []Server, err error) {
+	if list == "" {
+		return nil, nil
+	}
+	for i, text := range brokerurls.Split(list) {
+		u, err := url.Parse(text)
+		if err != nil || u.Host == "" || ports[u.Scheme] == "" {
+			return nil, fmt.Errorf("URL %d is not one of RabbitMQ, such as amqps://mq.example/shop", i+1)
+		}
+		host := u.Host
+		if u.Port() == "" {
+			host = net.JoinHostPort(u.Hostname(), ports[u.Scheme])
+		}
+		servers = append(servers, Server{Protocol: u.Scheme, Host: host, Path: strings.TrimSuffix(u.EscapedPath(), "/")})
+	}
+	return servers, nil
+}
+
+func describeOutputs(outputs []outbox.Output) (messages []Message) {
+	for _, out := range outputs {
+		m := Message{Topic: out.Topic, Type: cmp.Or(out.Type, out.Topic), ContentType: cmp.Or(out.ContentType, jsonType)}
+		if isJSON(m.ContentType) && out.Body != nil {
+			m.Payload = schemaOf(out.Body)
+		}
+		messages = append(messages, m)
+	}
+	return messages
+}
+
+const jsonType = "application/json"
+
+func isJSON(contentType string) bool {
+	media, _, err := mime.ParseMediaType(contentType)
+	return err == nil && (media == jsonType || strings.HasSuffix(media, "+json"))
+}
+
+func describeStep(step *consumer.Step) (Step, error) {
+	if step.Action.Topic == "" {
+		return Step{}, errors.New("its Action was not made with On or Effect")
+	}
+	s := Step{Name: step.Name, Action: describeInput(&step.Action, false), Emits: describeOutputs(step.Emits)}
+	if step.Compensation.Topic != "" {
+		undo := describeInput(&step.Compensation, true)
+		s.Compensation = &undo
+	}
+	return s, nil
+}
+
+func describeInput(in *consumer.Input, undo bool) Input {
+	d := Input{Message: Message{Topic: in.Topic, Type: cmp.Or(in.Type, in.Topic)}}
+	if body := in.BodyType(); body != nil {
+		d.ContentType = contentTypeOf(in.Codecs, body)
+		if isJSON(d.ContentType) {
+			d.Payload = schemaOf(body)
+		}
+	}
+	if in.Reply != nil {
+		reply := replyMessage("", in.Reply, undo, false)
+		d.Reply = &reply
+	}
+	return d
+}
+
+// contentTypeOf returns the content type of the first codec that can encode a body, else that of JSON. An Input may have
+// codecs that are for the bodies of other steps.
+func contentTypeOf(codecs []outbox.Codec, body reflect.Type) string {
+	sample := reflect.New(body).Elem()
+	if body.Kind() == reflect.Pointer {
+		sample = reflect.New(body.Elem())
+	}
+	for _, c := range codecs {
+		err := guard.Call(func() error {
+			_, err := c.Encode(sample.Interface())
+			return err
+		})
+		if err == nil {
+			return c.ContentType()
+		}
+	}
+	return jsonType
+}
+
+// addSaga adds a version of a saga, and of the sagas nested in it.
+func (s *Service) addSaga(f *flow.Flow) {
+	known := func(other Saga) bool { return other.Name == f.Name() && other.Version == f.Version() }
+	if slices.ContainsFunc(s.Sagas, known) {
+		return
+	}
+	d := Saga{Name: f.Name(), Version: f.Version()}
+	for i := range f.Steps {
+		d.Commands = append(d.Commands, describeCommands(f.Name(), f.Machine.Step(i+1), &f.Steps[i])...)
+	}
+	s.Sagas = append(s.Sagas, d)
+	for i := range f.Steps {
+		if nested := f.Steps[i].Do.Nested; nested != nil {
+			s.addSaga(nested)
+		}
+	}
+}
+
+// describeCommands returns the commands for one step of a saga: none for a local step.
+func describeCommands(name string, n *machine.Node, f *flow.Functions) (commands []Command) {
+	topic := flow.ReplyTopic(name)
+	switch n.Kind {
+	case machine.Remote:
+		do := commandMessage(n.Topic, n.Type, n.ContentType, f.Do.BodyType)
+		commands = append(commands, Command{Step: n.Name, Message: &do, Reply: replyMessage(topic, f.Do.ResultType, false, false)})
+	case machine.Nested:
+		c := Command{Step: n.Name, Nested: n.Saga, Reply: replyMessage(topic, f.Do.ResultType, false, true)}
+		if n.Undo == machine.Nested {
+			revocation := commandMessage(flow.ReplyTopic(n.Saga), flow.TypeRevoke, jsonType, reflect.TypeFor[flow.Revocation]())
+			c.Message = &revocation
+		}
+		commands = append(commands, c)
+	}
+	if n.Undo == machine.Remote {
+		undo := commandMessage(n.UndoTopic, n.UndoType, n.UndoContentType, f.Undo.BodyType)
+		commands = append(commands, Command{Step: n.Name, Undo: true, Message: &undo, Reply: replyMessage(topic, f.Undo.ResultType, true, false)})
+	}
+	return commands
+}
+
+func commandMessage(topic, typ, contentType string, body reflect.Type) Message {
+	m := Message{Topic: topic, Type: typ, ContentType: cmp.Or(contentType, jsonType)}
+	switch {
+	case !isJSON(m.ContentType):
+	case body == nil:
+		m.Payload = json.RawMessage(`{"type":"null"}`)
+	default:
+		m.Payload = schemaOf(body)
+	}
+	return m
+}
+
+// replyMessage returns the reply to a command, or to a compensation, whose result is a result.
+func replyMessage(topic string, result reflect.Type, undo, nested bool) Message {
+	outcomes := []flow.Outcome{flow.OutcomeDone, flow.OutcomeRejected}
+	switch {
+	case undo:
+		outcomes = []flow.Outcome{flow.OutcomeUndone, flow.OutcomeRejected, flow.OutcomeFailed}
+	case nested:
+		outcomes = append(outcomes, flow.OutcomeUndone)
+	default:
+		outcomes = append(outcomes, flow.OutcomeFailed, flow.OutcomeHeld, flow.OutcomeBroken)
+	}
+	properties := map[string]any{
+		"outcome": map[string]any{"type": "string", "enum": outcomes},
+		"reason":  map[string]any{"type": "string", "description": "of an outcome other than done and undone"},
+	}
+	if !undo {
+		properties["result"] = schemaOf(result)
+	}
+	return Message{
+		Topic: topic, Type: flow.TypeReply, ContentType: jsonType,
+		Payload: mustMarshal(map[string]any{"type": "object", "properties": properties, "required": []string{"outcome"}}),
+	}
+}
+
+func mustMarshal(v any) json.RawMessage {
+	text, err := json.Marshal(v)
+	if err != nil {
+		panic(err) // it is made of strings and schemas
+	}
+	return text
+}
