@@ -31,7 +31,7 @@ export GOFLAGS := $(GOFLAGS) -buildvcs=false
 export STATICCHECK_CACHE ?= $(shell $(GO) env GOCACHE)/staticcheck
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-trip serve serve-trip chaos services test verify long-packages slow-tests test-postgres test-pooler tests fuzz mutants mutate model check api apidiff statements vuln fmt bench-idemkey bench-relay bench-consumer bench-saga bench-scale FORCE
+.PHONY: help demo demo-trip serve serve-trip chaos services test verify long-packages slow-tests test-postgres test-pooler tests fuzz mutants mutate model check api apidiff statements vuln fmt bench-idemkey bench-relay bench-consumer bench-saga bench-quiet bench-scale FORCE
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -148,6 +148,10 @@ bench-consumer: ## how package consumer does beside a consumer written by hand, 
 bench-saga: ## how sagas of three steps do beside DBOS Transact and beside ones written by hand, on private servers
 	@cd bench && $(GO) build -o ../bin/bench-saga ./saga
 	@bin/bench-saga
+
+bench-quiet: ## what a saga costs, and how long it takes, at the loads that services really have, and what idle services ask, on private servers
+	@cd bench && $(GO) build -o ../bin/bench-saga ./saga
+	@bin/bench-saga -parts quiet -servers native
 
 bench-scale: ## how throughput grows with processes, lanes and outboxes, and what each message costs, on private servers
 	@cd bench && $(GO) build -o ../bin/bench-scale ./scale

@@ -34,6 +34,11 @@
 //	            slowest kind, which all kinds sustain, so that they can be compared; and
 //	            half of a kind's own. A workflow is over when its caller has the result, for
 //	            which DBOS needs one more commit
+//	quiet       what a saga costs in processor time, statements, writing transactions and
+//	            log, and how long it takes, one at a time, at 10, 60 and 150 a second, at half
+//	            of a kind's own capacity and saturated; and what its services ask of the
+//	            database without any saga. Autovacuum is on, and pg_stat_statements counts,
+//	            so this part runs alone: make bench-quiet
 //
 // The last lines are one for each target: target NAME VALUE GOAL ok|short. The
 // exit status is 0 if some are short: a busy machine is no reason to fail a build.

@@ -42,13 +42,16 @@ type part struct {
 var parts = []part{
 	{"throughput", (*bench).throughput},
 	{"latency", (*bench).measureLatency},
+	{quietPart, (*bench).measureQuiet},
 }
 
 func main() {
 	b := &bench{}
-	names := make([]string, len(parts))
-	for i, p := range parts {
-		names[i] = p.name
+	var names []string
+	for _, p := range parts {
+		if p.name != quietPart { // it configures the servers in another way
+			names = append(names, p.name)
+		}
 	}
 	flag.IntVar(&b.rounds, "rounds", 3, "rounds; the median counts")
 	flag.DurationVar(&b.slice, "slice", 1500*time.Millisecond, "length of one measurement, about")
@@ -79,13 +82,17 @@ func (b *bench) runSections(ctx context.Context, names, which, on []string) (err
 		return err
 	}
 	slog.SetDefault(slog.New(slog.DiscardHandler))
-	servers, err := private.StartServers(ctx, settings...)
+	configured := settings
+	if slices.Contains(names, quietPart) {
+		configured = quietSettings
+	}
+	servers, err := private.StartServers(ctx, configured...)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, servers.Close()) }()
 	b.broker, b.servers = servers.Broker, servers.Databases
-	fmt.Println("servers", strings.Join(settings, " "), "and else the defaults; full_page_writes on")
+	fmt.Println("servers", strings.Join(configured, " "), "and else the defaults; full_page_writes on")
 	var targets []target.Target
 	for _, s := range b.servers {
 		if !slices.Contains(on, s.Name) {
