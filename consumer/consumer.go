@@ -98,8 +98,9 @@ func (c *Consumer) wireStations(db *pgxpool.Pool, writer *outbox.Writer, routes 
 	sql, retention := newQueries(o.Schema), newRetentionQueries(o.Schema)
 	reporter := &reporter{observer: o.Observer, log: o.Logger, counters: c.counters}
 	database := &database{db: db}
+	retries := make(chan struct{}, 1)
 	c.settler = &settler{
-		sql: sql, retention: retention, outbox: writer, wake: o.Wake, signals: c.signals,
+		sql: sql, retention: retention, outbox: writer, wake: o.Wake, retries: retries, signals: c.signals,
 		database: database, reporter: reporter,
 	}
 	handlers := &handlers{reporter: reporter}
@@ -119,7 +120,7 @@ func (c *Consumer) wireStations(db *pgxpool.Pool, writer *outbox.Writer, routes 
 	}
 	names := slices.Sorted(maps.Keys(c.steps))
 	c.retrier = &retrier{
-		steps: c.steps, stepNames: names, sql: sql, lease: parkedLease, workers: o.ParkedWorkers, poll: o.ParkedPoll, signals: c.signals,
+		steps: c.steps, stepNames: names, sql: sql, lease: parkedLease, workers: o.ParkedWorkers, poll: o.ParkedPoll, retries: retries, signals: c.signals,
 		ordered:  slices.DeleteFunc(slices.Clone(names), func(name string) bool { return !c.steps[name].Ordered }),
 		receiver: c.receiver, executor: c.executor, settler: c.settler, database: database, reporter: reporter,
 	}

@@ -43,7 +43,7 @@ func TestAnIdleConsumerAsksOnce(t *testing.T) {
 	w := &workerPool{free: c.opts.ParkedWorkers, running: map[string]int{}}
 
 	for range 3 {
-		if rows, err := c.retrier.takeDueMessages(t.Context(), w); len(rows) > 0 || err != nil {
+		if rows, _, err := c.retrier.takeDueMessages(t.Context(), w); len(rows) > 0 || err != nil {
 			t.Fatalf("takeDue = %d rows, %v", len(rows), err)
 		}
 	}
@@ -52,7 +52,7 @@ func TestAnIdleConsumerAsksOnce(t *testing.T) {
 	}
 	f.exec(t, `INSERT INTO {schema}.parked (state, kind, scope, key, step, n, topic, message_id, header_names, header_values, payload, reason, error, attempts, due_at)
 SELECT 'retrying', 'action', 'tenant', s, s, '', s, s::bytea, '{}', '{}', '', 'failed', '', 1, clock_timestamp() FROM unnest('{ship,bill}'::text[]) s`)
-	rows, err := c.retrier.takeDueMessages(t.Context(), w)
+	rows, _, err := c.retrier.takeDueMessages(t.Context(), w)
 	if len(rows) != 2 || err != nil {
 		t.Errorf("takeDue = %d rows, %v; want one of each step that has one", len(rows), err)
 	}

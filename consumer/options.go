@@ -26,7 +26,7 @@ type Options struct {
 	BatchBytes    int           // most bytes of payload in one transaction; a larger message runs alone; default: 64 MiB, at most 1 GiB
 	BatchTime     time.Duration // time after which a transaction takes in no further message; default: 50 ms
 	ParkedWorkers int           // parked messages that run at once; default: 4, at most 1,024
-	ParkedPoll    time.Duration // longest pause between looks for parked messages that are due; default: 250 ms
+	ParkedPoll    time.Duration // longest pause between looks for messages that other processes have parked; default: 2 s
 	DrainTimeout  time.Duration // longest wait for work in hand when Run's context ends; default: 30 s
 	MaxPayload    int           // a message with more bytes of payload is a dead letter; default: 8 MiB
 
@@ -136,7 +136,7 @@ func (o *Options) completeOptions() error {
 	o.BatchBytes = cmp.Or(o.BatchBytes, defaultBatchBytes)
 	o.BatchTime = cmp.Or(o.BatchTime, 50*time.Millisecond)
 	o.ParkedWorkers = cmp.Or(o.ParkedWorkers, 4)
-	o.ParkedPoll = cmp.Or(o.ParkedPoll, 250*time.Millisecond)
+	o.ParkedPoll = cmp.Or(o.ParkedPoll, 2*time.Second)
 	o.DrainTimeout = cmp.Or(o.DrainTimeout, 30*time.Second)
 	o.MaxPayload = cmp.Or(o.MaxPayload, outbox.MaxPayload)
 	o.Logger = guard.Logger(cleantext.Logger(cmp.Or(o.Logger, slog.Default())))

@@ -16,7 +16,6 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
-	"github.com/sagamill/sagamill/internal/backoff"
 	"github.com/sagamill/sagamill/internal/failpoint"
 	"github.com/sagamill/sagamill/internal/guard"
 	"github.com/sagamill/sagamill/internal/inbox"
@@ -79,6 +78,7 @@ type retrier struct {
 	lease     time.Duration // parkedLease
 	workers   int
 	poll      time.Duration
+	retries   <-chan struct{} // a message may be due soon
 	signals   *signals
 
 	receiver *receiver
@@ -93,46 +93,55 @@ type retrier struct {
 func (t *retrier) runLoop(ctx, work context.Context) {
 	w := &workerPool{free: t.workers, running: map[string]int{}, freed: make(chan struct{}, 1)}
 	defer w.working.Wait()
-	idle, failures := 0, 0
+	failures := 0
 	for ctx.Err() == nil {
 		var rows []parkedRow
+		var wait time.Duration
 		err := guard.Call(func() (err error) {
-			rows, err = t.takeDueMessages(work, w)
+			rows, wait, err = t.takeDueMessages(work, w)
 			return err
 		})
 		switch {
 		case err != nil:
 			failures++
 			t.reporter.log.ErrorContext(ctx, "consumer: messages that are due for a retry could not be taken, trying again", "failures", failures, "error", sqlschema.Explain(err))
-		case len(rows) > 0:
-			idle, failures = 0, 0
+			wait = failurePolicy.Wait(failures)
 		default:
-			idle, failures = idle+1, 0
+			failures = 0
 		}
 		for _, row := range rows {
 			w.startWorker(row.Step, func() { t.runParkedMessage(work, &row) })
 		}
 		t.signals.parkedPass.Send(len(rows))
-		wait := backoff.Policy{Base: t.poll / 4, Cap: t.poll}.Ceiling(idle + 1)
-		if failures > 0 {
-			wait = failurePolicy.Wait(failures)
-		}
 		if w.freeWorkers("") > 0 {
-			_ = backoff.Sleep(ctx, wait)
+			t.awaitRetry(ctx, wait, failures > 0)
 		} else {
 			w.awaitFreeWorker(ctx)
 		}
 	}
 }
 
-// takeDueMessages takes due messages for as many workers as are free. While several steps have messages, no step
-// gets the last worker: a step that hangs must not hold up the others. Usually nothing is due, and one query for all
-// steps finds that out.
-func (t *retrier) takeDueMessages(ctx context.Context, w *workerPool) (rows []parkedRow, err error) {
-	if len(t.stepNames) > 1 {
-		if due, err := t.anyDue(ctx); err != nil || !due {
-			return nil, err
-		}
+// awaitRetry waits for so long, or until a message may be due earlier. After a failure only time ends the wait.
+func (t *retrier) awaitRetry(ctx context.Context, wait time.Duration, failed bool) {
+	retries := t.retries
+	if failed {
+		retries = nil
+	}
+	timer := time.NewTimer(wait)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-retries:
+	case <-ctx.Done():
+	}
+}
+
+// takeDueMessages takes due messages for as many workers as are free, and returns how long to wait until the next look.
+// While several steps have messages, no step gets the last worker: a step that hangs must not hold up the others.
+// Usually nothing is due, and one query for all steps finds that out.
+func (t *retrier) takeDueMessages(ctx context.Context, w *workerPool) (rows []parkedRow, wait time.Duration, err error) {
+	if wait, err = t.nextDue(ctx); err != nil || wait > 0 {
+		return nil, wait, err
 	}
 	for _, step := range t.stepNames {
 		n := w.freeWorkers("") - len(rows)
@@ -141,19 +150,29 @@ func (t *retrier) takeDueMessages(ctx context.Context, w *workerPool) (rows []pa
 		}
 		taken, err := t.takeParked(ctx, n, step)
 		if err != nil {
-			return rows, err
+			return rows, t.poll, err
 		}
 		rows = append(rows, taken...)
 	}
-	return rows, nil
+	if len(rows) == 0 { // they belong to other consumers, or wait for a message of their key
+		return nil, min(t.poll, foreignPoll), nil
+	}
+	return rows, 0, nil
 }
 
-// anyDue reports whether a parked message of any step is due.
-func (t *retrier) anyDue(ctx context.Context) (due bool, err error) {
+// foreignPoll is the longest pause while messages are due that this consumer cannot take.
+const foreignPoll = 250 * time.Millisecond
+
+// nextDue returns how long it takes until the next parked message of any step is due, at most the option ParkedPoll:
+// another process may park a message and end.
+func (t *retrier) nextDue(ctx context.Context) (wait time.Duration, err error) {
 	ctx, cancel := context.WithTimeout(ctx, databaseTimeout)
 	defer cancel()
-	err = t.database.db.QueryRow(ctx, t.sql.anyDue).Scan(&due)
-	return due, err
+	var seconds *float64
+	if err := t.database.db.QueryRow(ctx, t.sql.nextDue).Scan(&seconds); err != nil || seconds == nil {
+		return t.poll, err
+	}
+	return min(t.poll, max(0, time.Duration(*seconds*float64(time.Second)))), nil
 }
 
 // freeWorkers returns how many workers are free for step, or in total for "".
@@ -236,6 +255,7 @@ func (t *retrier) runParkedMessage(ctx context.Context, row *parkedRow) {
 	case a != nil:
 		t.settler.wakeAfterCommit(a)
 	}
+	t.settler.wakeRetrier(nil)
 	t.signals.ranParked.Send(row.ID)
 }
 

@@ -21,6 +21,7 @@ type settler struct {
 	retention retentionQueries
 	outbox    *outbox.Writer
 	wake      func()
+	retries   chan<- struct{} // has room for one value, which says that messages may be due for a retry soon
 	signals   *signals
 
 	database *database
@@ -268,6 +269,7 @@ func (s *settler) ackAttempts(attempts ...*attempt) {
 	for _, a := range attempts {
 		a.origin.msg.Ack()
 		wakes = wakes || a.wakes()
+		s.wakeRetrier(a)
 		s.signals.settled.Send(a.ID)
 	}
 	if failpoint.Hit("consumer/after-ack") != nil {
@@ -279,6 +281,19 @@ func (s *settler) ackAttempts(attempts ...*attempt) {
 // wakeAfterCommit wakes the relay if a's committed transaction has put messages into the outbox.
 func (s *settler) wakeAfterCommit(a *attempt) {
 	s.wakeRelay(a != nil && a.wakes())
+	s.wakeRetrier(a)
+}
+
+// wakeRetrier makes the retrier look when the next parked message is due, unless a has only been the first to arrive for
+// its step, and has succeeded.
+func (s *settler) wakeRetrier(a *attempt) {
+	if a != nil && a.watch.outcome == OutcomeDone && !a.older && a.parked == nil {
+		return
+	}
+	select {
+	case s.retries <- struct{}{}:
+	default:
+	}
 }
 
 // wakeRelay calls the option Wake if there is work for the relay. Without Wake the relay looks a little later.

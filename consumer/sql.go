@@ -143,8 +143,10 @@ INSERT INTO {schema}.parked (state, kind, scope, key, step, n, topic, message_id
 	reason, error, stack, attempts, due_at)
 VALUES ('dead', $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, clock_timestamp())`
 
-// sqlAnyDue is one lookup in the index, even if other consumers have parked messages in the table.
-const sqlAnyDue = `SELECT EXISTS (SELECT FROM {schema}.parked WHERE state = 'retrying' AND due_at <= statement_timestamp())`
+// sqlNextDue returns in how many seconds the next parked message is due. It is one lookup in the index.
+const sqlNextDue = `
+SELECT (SELECT extract(epoch FROM due_at - statement_timestamp())::float8 FROM {schema}.parked
+	WHERE state = 'retrying' ORDER BY due_at LIMIT 1)`
 
 // sqlTakeParked hands out each due message to one instance, and counts the entry into the handler before it happens.
 // The caller commits it alone. The lease ($3, in microseconds) only covers the time until sqlLockParked: while the
@@ -213,7 +215,7 @@ type queries struct {
 	claimOne, claimMany, lockOlder, lockMany, unclaim, reopen, readBehind, readAttempts string
 	claimStep, lockStep, tryLockStep, openClaims, limitIdle, moveStep, handBack         string
 	countAction, countCompensation                                                      string
-	park, bury, anyDue, takeParked, lockParked                                          string
+	park, bury, nextDue, takeParked, lockParked                                         string
 	deleteParked, cancelParked, repark, countParked                                     string
 	nameParked, refuseParked, yieldParked                                               string
 	readStats                                                                           string
@@ -226,7 +228,7 @@ func newQueries(schema string) queries {
 		unclaim: bind(sqlUnclaim), reopen: bind(sqlReopen), readBehind: bind(sqlReadBehind), readAttempts: bind(sqlReadAttempts),
 		claimStep: bind(sqlClaimStep), lockStep: bind(sqlLockStep), tryLockStep: bind(sqlTryLockStep), handBack: bind(sqlHandBack), openClaims: sqlOpenClaims, limitIdle: sqlLimitIdle, moveStep: bind(sqlMoveStep),
 		countAction: bind(sqlCountAction), countCompensation: bind(sqlCountCompensation),
-		park: bind(sqlPark), bury: bind(sqlBury), anyDue: bind(sqlAnyDue), takeParked: bind(sqlTakeParked), lockParked: bind(sqlLockParked),
+		park: bind(sqlPark), bury: bind(sqlBury), nextDue: bind(sqlNextDue), takeParked: bind(sqlTakeParked), lockParked: bind(sqlLockParked),
 		deleteParked: bind(sqlDeleteParked), cancelParked: bind(sqlCancelParked), repark: bind(sqlRepark), countParked: bind(sqlCountParked),
 		nameParked: bind(sqlNameParked), refuseParked: bind(sqlRefuseParked), yieldParked: bind(sqlYieldParked),
 		readStats: bind(sqlReadStats),

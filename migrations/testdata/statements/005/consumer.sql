@@ -38,8 +38,6 @@ WHERE scope = $1 AND key = $2 AND step = $3 AND n = $4 AND kind = $5 AND state =
 UPDATE {schema}.parked
 SET in_doubt = $2, last_at = last_at + CASE state WHEN 'retrying' THEN $3::bigint ELSE 0 END * interval '1 microsecond'
 WHERE id = $1
----- queries.anyDue
-SELECT EXISTS (SELECT FROM {schema}.parked WHERE state = 'retrying' AND due_at <= statement_timestamp())
 ---- queries.bury
 
 INSERT INTO {schema}.parked (state, kind, scope, key, step, n, topic, message_id, header_names, header_values, payload,
@@ -129,6 +127,10 @@ WHERE scope = $1 AND key = $2 AND step = $3 AND n = $4
 UPDATE {schema}.parked
 SET kind = $3, scope = $4, key = $5, step = $6, n = $7, message_id = $8, header_names = $9, header_values = $10, payload = $11, digest = $12
 WHERE id = $1 AND attempts = $2 AND state = 'retrying' AND kind = 'unknown'
+---- queries.nextDue
+
+SELECT (SELECT extract(epoch FROM due_at - statement_timestamp())::float8 FROM {schema}.parked
+	WHERE state = 'retrying' ORDER BY due_at LIMIT 1)
 ---- queries.openClaims
 SELECT pg_current_xact_id()::xid, set_config('idle_in_transaction_session_timeout', $1, true)
 ---- queries.park
