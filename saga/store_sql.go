@@ -65,12 +65,11 @@ FROM (
 WHERE s.scope = taken.scope AND s.key = taken.key AND s.path = taken.path
 RETURNING s.scope, s.key, s.path, s.tries, s.revision`
 
-// sqlNextDue reads in how many microseconds the next instance of the versions given is due. It ignores instances that
-// are due already: their rows are locked by others.
+// sqlNextDue reads in how many microseconds the next instance of the versions given is due; null: none is.
 const sqlNextDue = `
-SELECT (extract(epoch FROM due_at - clock_timestamp()) * 1000000)::bigint FROM {schema}.saga
-JOIN unnest($1::text[], $2::integer[], $3::text[]) AS known (name, version, plan_hash) USING (name, version, plan_hash)
-WHERE due_at > statement_timestamp() ORDER BY due_at LIMIT 1`
+SELECT (SELECT (extract(epoch FROM due_at - clock_timestamp()) * 1000000)::bigint FROM {schema}.saga
+	JOIN unnest($1::text[], $2::integer[], $3::text[]) AS known (name, version, plan_hash) USING (name, version, plan_hash)
+	WHERE due_at > '-infinity' ORDER BY due_at LIMIT 1)`
 
 // sqlPostpone notes why an instance's timer failed, and when to try again; or that the instance is stuck. It changes
 // nothing if the instance has moved since its claim, or was claimed again: the attempt may have committed after all,

@@ -70,37 +70,39 @@ func (t *timers) runTimerLoop(ctx context.Context) {
 	work, cancel := drain.Context(ctx, timerTimeout)
 	defer cancel()
 	for ctx.Err() == nil {
-		n, more := 0, false
+		n, more, wait := 0, false, time.Duration(0)
 		err := guard.Call(func() (err error) { // of the pool's hooks
-			n, more, err = t.runDueTimers(work)
+			if wait, err = t.readNextDue(work); err == nil && wait <= 0 {
+				n, more, err = t.runDueTimers(work)
+			}
 			return err
 		})
-		if err != nil {
+		switch {
+		case err != nil:
 			t.log.ErrorContext(ctx, "saga: timers cannot be claimed", "error", err)
+			wait = t.poll
+		case wait <= 0 && n == 0: // another process has claimed what is due
+			wait = t.poll
 		}
 		t.passed.Send(n)
 		if more && err == nil {
 			continue
 		}
-		_ = backoff.Sleep(ctx, t.pauseUntilDue(ctx, err))
+		_ = backoff.Sleep(ctx, wait)
 	}
 }
 
-// pauseUntilDue returns how long it is until the next instance is due, at most TimerPoll: an instance may start
+// readNextDue returns how long it is until the next instance is due, at most TimerPoll: an instance may start
 // meanwhile.
-func (t *timers) pauseUntilDue(ctx context.Context, failed error) time.Duration {
-	var micros int64
+func (t *timers) readNextDue(ctx context.Context) (time.Duration, error) {
+	var micros *int64
 	ctx, cancel := context.WithTimeout(ctx, timerTimeout)
 	defer cancel()
-	if failed == nil {
-		failed = guard.Call(func() error {
-			return t.db.QueryRow(ctx, t.sql.nextDue, t.plans.names, t.plans.versions, t.plans.hashes).Scan(&micros)
-		})
+	err := t.db.QueryRow(ctx, t.sql.nextDue, t.plans.names, t.plans.versions, t.plans.hashes).Scan(&micros)
+	if err != nil || micros == nil {
+		return t.poll, err
 	}
-	if failed != nil {
-		return t.poll
-	}
-	return max(time.Millisecond, min(t.poll, time.Duration(micros)*time.Microsecond))
+	return min(t.poll, time.Duration(*micros)*time.Microsecond), nil
 }
 
 // runDueTimers claims as many instances as there are workers, so that no claimed instance waits, and runs their

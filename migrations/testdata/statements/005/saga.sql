@@ -97,9 +97,9 @@ UPDATE {schema}.saga SET status = $4, reason = $5, progress = $6, state = $7, tr
 WHERE scope = $1 AND key = $2 AND path = $3
 ---- queries.nextDue
 
-SELECT (extract(epoch FROM due_at - clock_timestamp()) * 1000000)::bigint FROM {schema}.saga
-JOIN unnest($1::text[], $2::integer[], $3::text[]) AS known (name, version, plan_hash) USING (name, version, plan_hash)
-WHERE due_at > statement_timestamp() ORDER BY due_at LIMIT 1
+SELECT (SELECT (extract(epoch FROM due_at - clock_timestamp()) * 1000000)::bigint FROM {schema}.saga
+	JOIN unnest($1::text[], $2::integer[], $3::text[]) AS known (name, version, plan_hash) USING (name, version, plan_hash)
+	WHERE due_at > '-infinity' ORDER BY due_at LIMIT 1)
 ---- queries.postpone
 
 UPDATE {schema}.saga SET reason = $4, updated_at = clock_timestamp(),
