@@ -149,16 +149,14 @@ func TestATenureThatIsOverChangesNothing(t *testing.T) {
 			ctx := t.Context()
 			f.write(t, msg("a", "1"))
 			f.publishPage(t, l, nil)
-			if _, err := l.settlePages(ctx); err != nil {
-				t.Fatal(err)
-			}
+			l.mustSettlePages(t)
 			tables := []string{"outbox", "outbox_held", "outbox_relay", "outbox_cursor_0", "outbox_cursor_1"}
 
 			f.write(t, msg("a", "2"))
 			f.publishPage(t, l, nil)
 			f.exec(t, over)
 			before := f.everyRow(t, tables...)
-			if _, err := l.settlePages(ctx); !errors.Is(err, errOvertaken) {
+			if err := l.settler.writeCheckpoint(ctx, l.window.pages[0].after); !errors.Is(err, errOvertaken) {
 				t.Fatalf("noting what is published: %v", err)
 			}
 			l.window.pages[0].items[0].outcome, l.window.pages[0].items[0].refusal = refused, ErrRefused
@@ -173,7 +171,7 @@ func TestATenureThatIsOverChangesNothing(t *testing.T) {
 			if _, err := l.lease.renewLease(ctx, l.epoch); !errors.Is(err, errOvertaken) {
 				t.Errorf("renew: %v", err)
 			}
-			if _, _, err := l.log.readPage(ctx, 10, maxPageBytes); !errors.Is(err, errOvertaken) {
+			if _, _, err := l.log.readPage(ctx, l.newReadBatch(), 10, maxPageBytes); !errors.Is(err, errOvertaken) {
 				t.Errorf("read: %v", err)
 			}
 			if after := f.everyRow(t, tables...); after != before {
@@ -206,7 +204,7 @@ func TestARelayThatIsOvertakenInAReadReadsNothing(t *testing.T) {
 	}
 	read := make(chan error, 1)
 	go func() {
-		rows, _, err := old.log.readPage(t.Context(), 10, maxPageBytes)
+		rows, _, err := old.log.readPage(t.Context(), old.newReadBatch(), 10, maxPageBytes)
 		if err == nil {
 			err = fmt.Errorf("%d messages, the first %s, behind %d", len(rows), rows[0].Payload, rows[0].behind)
 		}
@@ -219,9 +217,7 @@ func TestARelayThatIsOvertakenInAReadReadsNothing(t *testing.T) {
 	l := f.leader(t, RelayOptions{Lanes: 1, RetryBase: time.Hour, RetryCap: time.Hour})
 	_ = f.refuse("1")
 	f.publishPage(t, l, f.broker.answer)
-	if _, err := l.settlePages(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	l.mustSettlePages(t)
 	if !l.space.emptyLeaf(t.Context(), 1, l.settler.at) {
 		t.Fatal("the leaf of 1 is not emptied")
 	}
@@ -248,10 +244,23 @@ func (f *fixture) isWaitedFor(t *testing.T, tx pgx.Tx) (waits bool) {
 func (f *fixture) publishPage(t *testing.T, l *leader, answer func(Publication) error) {
 	t.Helper()
 	f.broker.answer = answer
+	l.news = true
 	if n, err := l.readLog(t.Context()); n == 0 || err != nil {
 		t.Fatalf("read %d messages, %v", n, err)
 	}
 	f.publishPending(t, l)
+}
+
+// mustSettlePages settles the decided pages and writes the checkpoint.
+func (l *leader) mustSettlePages(t *testing.T) {
+	t.Helper()
+	_, err := l.settlePages(t.Context())
+	if err == nil {
+		err = l.settler.flushCheckpoint(t.Context())
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
 }
 
 // publishPending lets the first lane deal with what it has been handed.

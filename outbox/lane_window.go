@@ -67,6 +67,7 @@ type window struct {
 	*core
 	pages    []*page // in order
 	messages int     // in pages
+	settled  int     // messages that are settled, and that no checkpoint covers yet
 	bytes    int     // of their payloads
 	seq      uint64  // of the last page
 	movedAt  time.Time
@@ -75,7 +76,7 @@ type window struct {
 // roomForLog returns how many messages may be read from the log, and how many bytes of payload
 // they may have, give or take a message.
 func (w *window) roomForLog() (messages, bytes int) {
-	messages, bytes = min(w.opts.Window-w.messages, w.limits.page), w.opts.WindowBytes-w.bytes
+	messages, bytes = min(w.opts.Window-w.messages-w.settled, w.limits.page), w.opts.WindowBytes-w.bytes
 	if messages > 0 && bytes > 0 {
 		return messages, min(bytes, maxPageBytes)
 	}
@@ -95,6 +96,11 @@ func (w *window) currentPressure() pressure {
 		return pressed
 	}
 	return calm
+}
+
+// isFullWithSettled reports whether a checkpoint makes room.
+func (w *window) isFullWithSettled() bool {
+	return w.settled > 0 && w.messages+w.settled >= w.opts.Window
 }
 
 func (w *window) isFull() bool {

@@ -36,8 +36,12 @@ type leader struct {
 	done   chan struct{} // a page may be decided, or a probe is answered
 	expiry *time.Timer   // ends the tenure with the lease
 
-	idle     int // rounds in a row without anything to do
-	failures int // rounds in a row that failed
+	news     bool      // messages may have been committed since the log was read
+	lookAt   time.Time // when the log is read without news
+	unheard  int       // reads in a row that found messages without news
+	mute     time.Time // until then writers are expected that do not wake the relay
+	idle     int       // reads in a row that found nothing
+	failures int       // rounds in a row that failed
 }
 
 // newLeader returns the leader of tenure t. Its lanes do not wait for the broker any more once
@@ -45,13 +49,14 @@ type leader struct {
 func newLeader(r *Relay, t tenure, stop <-chan struct{}) *leader {
 	s := &r.core
 	l := &leader{
-		core: s, lease: lease{s}, epoch: t.epoch, wake: r.wake, done: make(chan struct{}, 1),
-		log:     logReader{core: s, epoch: t.epoch, at: t.at},
+		core: s, lease: lease{s}, epoch: t.epoch, wake: r.wake, done: make(chan struct{}, 1), news: true,
+		log:     logReader{core: s, epoch: t.epoch, position: position{at: t.at}},
 		window:  window{core: s, movedAt: time.Now()},
 		settler: settler{core: s, epoch: t.epoch, at: t.at, which: t.which, turnAt: s.limits.cursors},
 		space:   spaceKeeper{core: s, epoch: t.epoch, turnedAt: time.Now()},
 		prober:  topicProber{core: s, epoch: t.epoch, resumeAll: true},
 	}
+	l.settler.window = &l.window
 	l.held = heldReader{core: s, window: &l.window, log: &l.log}
 	l.lanes.openLanes(s, stop, l.done)
 	s.topics.setListener(l.lanes.pokeLanes)
@@ -59,7 +64,7 @@ func newLeader(r *Relay, t tenure, stop <-chan struct{}) *leader {
 		{name: "resume topics", do: l.resumeTopics},
 		{name: "promote waiting messages", do: l.held.promoteWaiting},
 		{name: "read due messages", do: l.readHeld},
-		{name: "move delayed messages", do: l.held.moveDelayed},
+		{name: "move delayed messages", do: l.moveDelayed},
 	}
 	return l
 }
@@ -138,7 +143,9 @@ func (l *leader) goRounds(ctx, work context.Context) error {
 		if stopping && l.isFinished() {
 			return nil // the next relay publishes the messages in flight again
 		}
-		l.waitForWork(ctx, work, n)
+		if stopping || ctx.Err() == nil {
+			l.waitForWork(ctx, work, n)
+		}
 	}
 }
 
@@ -152,6 +159,9 @@ func (l *leader) isFinished() bool {
 // messages were settled, moved or read.
 func (l *leader) doRound(ctx context.Context, stopping bool) (n int, err error) {
 	n, err = l.settlePages(ctx)
+	if err == nil && (stopping || l.settler.isUnwrittenFor(checkpointDelay) || l.window.isFullWithSettled()) {
+		err = l.settler.flushCheckpoint(ctx)
+	}
 	if err != nil || stopping {
 		return n, err
 	}
@@ -199,16 +209,12 @@ func (l *leader) settlePages(ctx context.Context) (n int, err error) {
 	if noted.exceptional {
 		l.freeKeys(noted.openKeys, noted.through)
 	}
-	if err := failpoint.Hit("outbox/after-checkpoint"); err != nil {
-		return 0, err
-	}
 	for _, p := range pages {
 		l.counters.countSettled(p)
 		l.held.retrying = l.held.retrying && !p.held
 	}
 	l.lanes.settled.noteSettled(noted.through, l.window.seq)
 	n = l.window.dropPages(len(pages))
-	l.settler.at = noted.after
 	l.settler.turnCursors(ctx)
 	return n, nil
 }
@@ -271,20 +277,34 @@ func (l *leader) readHeld(ctx context.Context) (int, error) {
 	return len(rows), err
 }
 
-// readLog reads a page of the log and hands it to the lanes.
+// moveDelayed moves delayed messages that are due into the log, which is news.
+func (l *leader) moveDelayed(ctx context.Context) (int, error) {
+	moved, err := l.held.moveDelayed(ctx)
+	l.news = l.news || moved > 0
+	return moved, err
+}
+
+// readLog reads a page of the log and hands it to the lanes, if there is news, or none has come for a while. A checkpoint
+// that is due goes with the read.
 func (l *leader) readLog(ctx context.Context) (int, error) {
 	room, bytes := l.window.roomForLog()
-	l.log.backlog = false
-	if room <= 0 || time.Now().Before(l.log.readAt) {
+	now := time.Now()
+	if room <= 0 || now.Before(l.log.readAt) || !l.news && !l.log.backlog && now.Before(l.lookAt) {
 		return 0, nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, listTimeout)
 	defer cancel()
-	rows, after, err := l.log.readPage(ctx, room, bytes)
+	batch := l.newReadBatch()
+	confirm := l.settler.queueDueCheckpoint(batch)
+	takeLook := l.held.queueLook(batch)
+	rows, after, err := l.log.readPage(ctx, batch, room, bytes)
 	if err != nil {
 		return 0, fmt.Errorf("outbox: %w", err)
 	}
+	takeLook(now)
 	l.log.backlog = len(rows) == room || !l.log.isCaughtUp()
+	l.noteRead(len(rows))
+	l.news = false
 	if len(rows) > 1 && !l.log.backlog {
 		// Many are writing. A read for each commit would cost them more than the little that
 		// the messages wait for each other.
@@ -293,7 +313,38 @@ func (l *leader) readLog(ctx context.Context) (int, error) {
 	if len(rows) > 0 {
 		l.lanes.dispatchPage(l.window.addPage(rows, after, false))
 	}
-	return len(rows), nil
+	return len(rows), confirm()
+}
+
+// mutePoll is the longest pause between two reads while some commits may come without news, and mutePatience is how long
+// messages that came so make the relay expect others.
+const (
+	mutePoll     = 250 * time.Millisecond
+	mutePatience = 5 * time.Minute
+)
+
+// noteRead settles when the log is read again without news, after a read of n messages. A relay that hears of commits
+// rests. One that does not polls at growing intervals.
+func (l *leader) noteRead(n int) {
+	now := time.Now()
+	l.idle++
+	if n > 0 {
+		l.idle = 0
+		if l.unheard++; l.news {
+			l.unheard = 0
+		}
+		if l.unheard > 1 { // one may have come just ahead of its news
+			l.mute = now.Add(mutePatience)
+		}
+	}
+	pause := l.opts.PollMax
+	if !l.listens.Load() || now.Before(l.mute) {
+		pause = backoff.Policy{Base: l.opts.PollMin, Cap: min(l.opts.PollMax, mutePoll)}.Ceiling(l.idle)
+	}
+	l.lookAt = now.Add(pause)
+	if l.news && l.held.lookAt.Before(l.lookAt) { // the commit may have brought a delayed message
+		l.lookAt = l.held.lookAt
+	}
 }
 
 // waitForWork waits until there may be something to do: a page is decided, messages were
@@ -315,7 +366,7 @@ func (l *leader) waitForWork(ctx, work context.Context, n int) {
 	select {
 	case <-timer.C:
 	case <-wake:
-		l.idle = 0
+		l.news, l.idle = true, 0
 	case <-l.done:
 	case <-stop:
 	case <-work.Done():
@@ -332,17 +383,16 @@ func (l *leader) nextPause(ctx context.Context, n int) (time.Duration, <-chan st
 	case l.window.isFull() || ctx.Err() != nil:
 		return l.opts.PollMax, nil // for the broker
 	case l.log.backlog:
-		l.idle = 0
 		return 0, nil
 	case linger > 0:
-		l.idle = 0
 		return linger, nil
-	case n > 0:
-		l.idle = 0
-		return l.opts.PollMin, l.wake
 	}
-	if l.idle++; l.window.messages == 0 {
+	if n == 0 && l.window.messages == 0 {
 		l.signals.rested.Send(nil)
 	}
-	return backoff.Policy{Base: l.opts.PollMin, Cap: l.opts.PollMax}.Ceiling(l.idle), l.wake
+	pause := min(time.Until(l.lookAt), time.Until(l.held.nextStep()))
+	if l.window.settled > 0 {
+		pause = min(pause, checkpointDelay-time.Since(l.settler.since))
+	}
+	return max(pause, l.opts.PollMin), l.wake
 }

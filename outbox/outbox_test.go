@@ -105,6 +105,7 @@ func (f *fixture) relay(t *testing.T, opts RelayOptions) *Relay {
 	t.Helper()
 	opts.Schema = f.schema
 	opts.Retention = stdcmp.Or(opts.Retention, NoRetention)
+	opts.PollMax = stdcmp.Or(opts.PollMax, 250*time.Millisecond) // the fixture's writes wake no relay
 	opts.DrainTimeout = stdcmp.Or(opts.DrainTimeout, time.Second)
 	opts.Logger = slog.New(slog.DiscardHandler)
 	r, err := NewRelay(f.pool, f.broker, &opts)
@@ -617,7 +618,7 @@ func TestAFailedCheckpointRepeatsThePage(t *testing.T) {
 	f := newFixture(t)
 	f.write(t, msg("k", "1"))
 	l := f.leader(t, RelayOptions{})
-	rows, _, err := l.log.readPage(t.Context(), maxPage, maxPageBytes)
+	rows, _, err := l.log.readPage(t.Context(), l.newReadBatch(), maxPage, maxPageBytes)
 	if err != nil || len(rows) != 1 {
 		t.Fatalf("read = %v, %v", rows, err)
 	}

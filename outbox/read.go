@@ -38,13 +38,22 @@ type logReader struct {
 	*core
 	epoch int64 // after a crash of the server the tenure is over, and the cursor means nothing
 
-	at   cursor  // behind what has been read
-	list []entry // of the difference from at, what is not read yet
-	more bool    // the difference goes on behind list
+	position
 
 	readAt  time.Time // no read before
 	backlog bool      // the last read was a full one, or did not reach the end
 }
+
+// A position says how far the log is read.
+type position struct {
+	at    cursor  // behind what has been read
+	list  []entry // of the difference from at, what is not read yet
+	more  bool    // the difference goes on behind list
+	large bool    // the last difference was not small
+}
+
+// smallDifference is up to how many messages are read by the statement that lists them.
+const smallDifference = 32
 
 // An entry is a listed message.
 type entry struct {
@@ -53,31 +62,51 @@ type entry struct {
 	size int
 }
 
+// newReadBatch returns a batch for a read of the log.
+func (s *core) newReadBatch() *pgx.Batch {
+	batch := &pgx.Batch{}
+	batch.Queue(s.sql.planByIndex)
+	return batch
+}
+
 // readPage returns the next messages, up to limit and up to so many bytes of payload, but at
-// least one, and the cursor behind them. After an error it can be called again.
-func (l *logReader) readPage(ctx context.Context, limit, bytes int) ([]row, cursor, error) {
-	if len(l.list) == 0 {
-		if err := l.listDifference(ctx); err != nil {
-			return nil, l.at, err
-		}
-	}
-	if len(l.list) == 0 {
-		return nil, l.at, nil
-	}
-	n := countFitting(l.list, limit, bytes)
-	rows, err := l.fetchMessages(ctx, l.list[:n])
-	if err == nil {
+// least one, and the cursor behind them. After an error it can be called again. Its statements go
+// behind those of batch, which newReadBatch has made, in one transaction.
+func (l *logReader) readPage(ctx context.Context, batch *pgx.Batch, limit, bytes int) ([]row, cursor, error) {
+	rows, behind, err := l.readNext(ctx, batch, limit, bytes)
+	if err == nil && len(rows) > 0 {
 		err = failpoint.Hit("outbox/after-read")
 	}
 	if err != nil {
 		return nil, l.at, err
 	}
-	l.at.last = l.list[n-1].id
-	l.list = l.list[n:]
-	if len(l.list) == 0 && !l.more {
-		l.at = l.at.behindDifference()
-	}
+	l.position = behind
 	return rows, l.at, nil
+}
+
+// readNext is readPage without a step of the position, which it returns.
+func (l *logReader) readNext(ctx context.Context, batch *pgx.Batch, limit, bytes int) (rows []row, behind position, err error) {
+	if l.isCaughtUp() && !l.large && limit >= l.limits.small {
+		return l.readSmallDifference(ctx, batch, bytes)
+	}
+	if len(l.list) == 0 {
+		if err := l.listDifference(ctx, batch); err != nil {
+			return nil, l.position, err
+		}
+		batch = l.newReadBatch()
+	}
+	behind = l.position
+	if len(l.list) == 0 {
+		return nil, behind, nil
+	}
+	n := countFitting(l.list, limit, bytes)
+	rows, err = l.fetchMessages(ctx, batch, l.list[:n])
+	behind.at.last = l.list[n-1].id
+	behind.list = l.list[n:]
+	if len(behind.list) == 0 && !behind.more {
+		behind.at = behind.at.behindDifference()
+	}
+	return rows, behind, err
 }
 
 // isCaughtUp reports whether the difference is read to its end.
@@ -93,13 +122,52 @@ func countFitting(list []entry, limit, bytes int) int {
 	return n
 }
 
+// readSmallDifference reads the beginning of the difference from at, up to so many bytes of payload. If that is not
+// all of it, the rest will be listed.
+func (l *logReader) readSmallDifference(ctx context.Context, batch *pgx.Batch, bytes int) (rows []row, behind position, err error) {
+	var now string
+	listed := 0
+	read := func(found pgx.Rows) error {
+		defer found.Close()
+		for found.Next() {
+			if raw := found.RawValues(); raw[0] == nil { // there is no message
+				now = string(raw[len(raw)-3])
+				continue
+			}
+			var m row
+			if err := m.scanColumns(found, &m.behind, &now, &m.leaf, &listed); err != nil {
+				return err
+			}
+			rows = append(rows, m)
+		}
+		return found.Err()
+	}
+	if from := l.at.from; len(from.xip) == 0 {
+		batch.Queue(l.sql.readNew, from.xmaxText(), l.limits.small, bytes, l.epoch).Query(read)
+	} else {
+		batch.Queue(l.sql.readDifference, from.xmaxText(), l.limits.small, bytes, l.epoch, from.xip).Query(read)
+	}
+	if err := l.db.SendBatch(ctx, batch).Close(); err != nil {
+		return nil, behind, fmt.Errorf("read messages: %w", err)
+	}
+	if now == "" {
+		return nil, behind, errOvertaken
+	}
+	to, err := parseSnapshot(now)
+	behind.at = cursor{from: l.at.from, to: &to}
+	if behind.large = len(rows) < listed || listed == l.limits.small; behind.large {
+		behind.at.last, behind.more = rows[len(rows)-1].ID, true
+	} else {
+		behind.at = behind.at.behindDifference()
+	}
+	return rows, behind, err
+}
+
 // listDifference lists the difference from at. If it is empty, at moves on.
-func (l *logReader) listDifference(ctx context.Context) error {
+func (l *logReader) listDifference(ctx context.Context, batch *pgx.Batch) error {
 	var now string
 	var list []entry
 	after := l.at
-	batch := &pgx.Batch{}
-	batch.Queue(l.sql.planByIndex)
 	batch.Queue(l.sql.listDifference, after.from.xmaxText(), after.from.xip, after.last, after.toText(), l.limits.list, l.epoch).Query(func(rows pgx.Rows) error {
 		var leaf, size *int
 		var id *int64
@@ -127,9 +195,10 @@ func (l *logReader) listDifference(ctx context.Context) error {
 	}
 	if len(list) == 0 {
 		l.at.to = to
-		l.at, l.more = l.at.behindDifference(), false
+		l.position = position{at: l.at.behindDifference()}
 		return nil
 	}
+	l.large = after.to != nil || len(list) >= l.limits.small
 	l.at.to, l.list, l.more = to, list, len(list) == l.limits.list
 	return nil
 }
@@ -138,14 +207,12 @@ func (l *logReader) listDifference(ctx context.Context) error {
 // who did not want it published. If the tenure ends meanwhile, nothing is read: another relay may
 // have moved a message from one leaf into outbox_held after messages of its key were read from
 // another leaf, and have emptied the leaf.
-func (l *logReader) fetchMessages(ctx context.Context, list []entry) ([]row, error) {
+func (l *logReader) fetchMessages(ctx context.Context, batch *pgx.Batch, list []entry) ([]row, error) {
 	var ids [len(leaves)][]int64
 	for _, e := range list {
 		ids[e.leaf] = append(ids[e.leaf], e.id)
 	}
 	rows := make([]row, 0, len(list))
-	batch := &pgx.Batch{}
-	batch.Queue(l.sql.planByIndex)
 	for leaf, some := range ids {
 		if len(some) > 0 {
 			batch.Queue(l.sql.fetchMessages[leaf], some).Query(appendRows(&rows, func(m *row, found pgx.Rows) error {
@@ -361,11 +428,43 @@ const sqlListLeaf = `
 // sqlReadTenure finds no row if the tenure is over.
 const sqlReadTenure = `SELECT epoch FROM {schema}.outbox_tenure WHERE epoch = $1`
 
+// sqlReadDifference is sqlListDifference for the first $2 messages, which it reads up to $3 bytes of payload. It
+// returns besides how many of them there are. (With id in place of id + 0 the planner might take the
+// index on id, as in sqlListDifference.)
+const sqlReadDifference = `
+SELECT m.id, m.message_id, m.topic, m.type, m.scope, m.key, m.step, m.n, m.ordering_key,
+	m.correlation_id, m.causation_id, m.content_type, m.headers, m.payload, m.created_at, 0 AS attempts, ` + sqlBehind + ` AS behind,
+	s.now::text, m.leaf, m.listed
+FROM (SELECT pg_current_snapshot() AS now FROM {schema}.outbox_tenure WHERE epoch = $4) s
+LEFT JOIN LATERAL (
+	SELECT * FROM (
+		SELECT d.*, count(*) OVER () AS listed, sum(octet_length(payload)) OVER (ORDER BY id) - octet_length(payload) AS before
+		FROM (SELECT * FROM ({leaves}) u ORDER BY id + 0 LIMIT $2) d) o
+	WHERE before < $3) m ON true
+ORDER BY m.id`
+
+// sqlReadLeaf and sqlReadLeafBesides are the two branches of sqlListLeaf. The second one is left out if no transaction
+// was in progress.
+const (
+	sqlReadLeaf = `
+		SELECT {i} AS leaf, id, message_id, topic, type, scope, key, step, n, ordering_key,
+			correlation_id, causation_id, content_type, headers, payload, created_at
+		FROM {schema}.{leaf} WHERE xid >= $1::text::xid8`
+	sqlReadLeafBesides = sqlReadLeaf + `
+		UNION ALL
+		SELECT {i}, id, message_id, topic, type, scope, key, step, n, ordering_key,
+			correlation_id, causation_id, content_type, headers, payload, created_at
+		FROM {schema}.{leaf} WHERE xid = ANY ($5::text[]::xid8[])`
+)
+
+// sqlBehind is the held message of the same ordering key behind which the message m has to wait.
+const sqlBehind = `coalesce((
+	SELECT h.id FROM {schema}.outbox_held h
+	WHERE h.state IN ('refused', 'waiting') AND h.ordering_key = m.ordering_key ORDER BY h.id LIMIT 1), 0)`
+
 // sqlFetchMessages reads listed messages, and the held message of the same ordering key behind
 // which each has to wait. It takes no lock: stored messages never change.
 const sqlFetchMessages = `
 SELECT id, message_id, topic, type, scope, key, step, n, ordering_key,
-	correlation_id, causation_id, content_type, headers, payload, created_at, 0 AS attempts, coalesce((
-		SELECT h.id FROM {schema}.outbox_held h
-		WHERE h.state IN ('refused', 'waiting') AND h.ordering_key = o.ordering_key ORDER BY h.id LIMIT 1), 0) AS behind
-FROM {schema}.{leaf} o WHERE id = ANY ($1::bigint[])`
+	correlation_id, causation_id, content_type, headers, payload, created_at, 0 AS attempts, ` + sqlBehind + ` AS behind
+FROM {schema}.{leaf} m WHERE id = ANY ($1::bigint[])`

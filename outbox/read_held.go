@@ -18,8 +18,8 @@ import (
 )
 
 const (
-	// heldInterval is the time between two looks for due messages while looks are quick (see
-	// pauseAfterLook). A delay may take this much longer than asked for.
+	// heldInterval is the shortest time between two looks for held messages (see pauseAfterLook). A delay may take this
+	// much longer than asked for.
 	heldInterval = 100 * time.Millisecond
 
 	maxDue       = 128 // refused messages that are due and taken at once
@@ -38,12 +38,14 @@ type heldReader struct {
 	window *window
 	log    *logReader
 
+	lookAt    time.Time // no look before: see queueLook
+	exist     bool      // there may be refused messages, as of the last look
 	retryAt   time.Time // when to look for refused messages that are due
 	retrying  bool      // a page of them is in flight: no message is in two
 	retried   []string  // the topics of the last page of them
 	promoteAt time.Time // when to look for messages that wait behind none
 	promoted  string    // the ordering key up to which that is done
-	moveAt    time.Time // when to look for delayed messages that are due
+	moveAt    time.Time // when the next delayed message is due, as of the last look
 	unmoved   int       // moves in a row that have failed
 }
 
@@ -51,7 +53,7 @@ type heldReader struct {
 // window at most. A topic that refuses everything, or a storm of timers, would otherwise hold
 // up the others.
 func (h *heldReader) roomForHeld() int {
-	return min(h.limits.page, h.opts.Window-h.window.messages, max(1, h.opts.Window/2))
+	return min(h.limits.page, h.opts.Window-h.window.messages-h.window.settled, max(1, h.opts.Window/2))
 }
 
 // bytesForHeld is roomForHeld for the bytes of their payloads, give or take a message.
@@ -60,13 +62,50 @@ func (h *heldReader) bytesForHeld() int {
 }
 
 // lookSoon makes the next round look for refused messages that are due.
-func (h *heldReader) lookSoon() { h.retryAt = time.Time{} }
+func (h *heldReader) lookSoon() { h.exist, h.retryAt = true, time.Time{} }
+
+// queueLook adds a look for held messages to batch. It finds what this leader has not written itself: the messages of
+// an earlier one, those that a person has redriven, and delayed ones. The function takes its result.
+func (h *heldReader) queueLook(batch *pgx.Batch) (take func(began time.Time)) {
+	if time.Now().Before(h.lookAt) {
+		return func(time.Time) {}
+	}
+	h.lookAt = time.Now().Add(lookRetry) // a look that fails must not fail each read of the log
+	var exist bool
+	var delay *float64 // seconds until the next delayed message is due
+	batch.Queue(h.sql.lookForHeld).QueryRow(func(found pgx.Row) error { return found.Scan(&exist, &delay) })
+	return func(began time.Time) {
+		now := time.Now()
+		h.exist = h.exist && h.retrying || exist
+		h.lookAt = now.Add(h.pauseAfterLook(now.Sub(began)))
+		switch {
+		case delay == nil:
+			h.moveAt = now.Add(noneDelayed)
+		case h.unmoved == 0:
+			h.moveAt = began.Add(time.Duration(*delay * float64(time.Second)))
+		}
+	}
+}
+
+// lookRetry is the pause after a look that fails.
+const lookRetry = 5 * time.Second
+
+// noneDelayed is when there is nothing to move: the next look says when there is.
+const noneDelayed = 100 * 365 * 24 * time.Hour
+
+// nextStep returns when there is something to read or to move, as far as is known.
+func (h *heldReader) nextStep() time.Time {
+	if h.exist && h.retryAt.Before(h.moveAt) {
+		return h.retryAt
+	}
+	return h.moveAt
+}
 
 // readDue reads refused messages that are due, and the messages that wait behind them. Messages
 // of their keys in the log come later and wait for them, so these need not wait for the log.
 func (h *heldReader) readDue(ctx context.Context) ([]row, error) {
 	room := h.roomForHeld()
-	if h.retrying || room <= 0 || h.bytesForHeld() <= 0 || time.Now().Before(h.retryAt) {
+	if !h.exist || h.retrying || room <= 0 || h.bytesForHeld() <= 0 || time.Now().Before(h.retryAt) {
 		return nil, nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, databaseTimeout)
@@ -157,6 +196,7 @@ func (h *heldReader) moveDelayed(ctx context.Context) (moved int, err error) {
 	h.unmoved = max(0, h.unmoved-1)
 	if moved < room {
 		h.moveAt = time.Now().Add(h.pauseAfterLook(time.Since(began)))
+		h.lookAt = time.Time{}
 	}
 	if moved == 0 {
 		return 0, nil
@@ -295,6 +335,11 @@ func (s *core) queryByIndex(ctx context.Context, read func(pgx.Rows) error, stat
 	batch.Queue(statement, args...).Query(read)
 	return s.db.SendBatch(ctx, batch).Close()
 }
+
+// sqlLookForHeld says whether there are refused messages, and in how many seconds the next delayed one is due.
+const sqlLookForHeld = `
+SELECT EXISTS (SELECT FROM {schema}.outbox_held WHERE state <> 'dead' AND state <> 'delayed' AND due_at < 'infinity'),
+	(SELECT extract(epoch FROM due_at - clock_timestamp())::float8 FROM {schema}.outbox_held WHERE state = 'delayed' ORDER BY due_at, id LIMIT 1)`
 
 // sqlMoveDelayed moves delayed messages that are due into the log, in the order in which they
 // were due: at most $1 of them and up to $2 bytes of payload, or one. They get new ids, and the

@@ -10,6 +10,7 @@ import (
 	"os"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -40,8 +41,12 @@ type RelayOptions struct {
 	// Default: 5 s; from 1 s to 1 h.
 	Lease time.Duration
 
-	PollMin        time.Duration // pause after messages were found; default: 5 ms
-	PollMax        time.Duration // pause that idle polling backs off to; default: 250 ms
+	// PollMin is the shortest pause between two reads of the outbox. Default: 5 ms.
+	PollMin time.Duration
+	// PollMax is the longest pause. The relay reads at once after [Relay.Wake], and after a notification of another
+	// process. Messages that are committed without either wait for so long at most, and for 250 ms if others came so
+	// within the last five minutes, or if the relay does not listen. Default: 2 s.
+	PollMax        time.Duration
 	PublishTimeout time.Duration // longest wait for the broker in one call; default: 30 s, at most 1 h
 	DrainTimeout   time.Duration // longest wait for messages in hand when Run's context ends; default: 10 s
 
@@ -100,6 +105,7 @@ type core struct {
 	counters counters
 	refusals refusalLog
 	topics   topics
+	listens  atomic.Bool // for the commits of other processes
 	signals  struct {
 		passed    testsignal.Signal[int]   // messages that a round has moved on
 		rested    testsignal.Signal[error] // nil: nothing to do and nothing in flight; else an error
@@ -112,6 +118,7 @@ type core struct {
 type limits struct {
 	list    int           // messages of a difference that are listed at once
 	page    int           // messages that are read at once
+	small   int           // messages that the statement that lists them reads too
 	cursors int64         // checkpoints after which the two tables of cursors take turns
 	held    time.Duration // time between two looks for due messages
 	rotate  time.Duration // time between two looks at the leaves
@@ -123,7 +130,7 @@ type limits struct {
 }
 
 var defaultLimits = limits{
-	list: maxList, page: maxPage, cursors: cursorRows, held: heldInterval, rotate: rotateInterval, stall: stallTimeout,
+	list: maxList, page: maxPage, small: smallDifference, cursors: cursorRows, held: heldInterval, rotate: rotateInterval, stall: stallTimeout,
 	resume: resumeRows, promote: promoteInterval, first: promoteKeys, keys: blockedKeys,
 }
 
@@ -171,7 +178,7 @@ func (o *RelayOptions) setDefaults() {
 	o.Lanes = cmp.Or(o.Lanes, 4)
 	o.Lease = cmp.Or(o.Lease, 5*time.Second)
 	o.PollMin = cmp.Or(o.PollMin, 5*time.Millisecond)
-	o.PollMax = cmp.Or(o.PollMax, 250*time.Millisecond)
+	o.PollMax = cmp.Or(o.PollMax, 2*time.Second)
 	o.PublishTimeout = cmp.Or(o.PublishTimeout, 30*time.Second)
 	o.DrainTimeout = cmp.Or(o.DrainTimeout, 10*time.Second)
 	o.MaxAttempts = cmp.Or(o.MaxAttempts, 20)

@@ -2,6 +2,7 @@ package outbox
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"sync"
 	"time"
@@ -24,32 +25,90 @@ type settler struct {
 	which  int    // the table of cursors in use, of two
 	marks  int64  // checkpoints of this epoch
 	turnAt int64  // the checkpoint after which the tables of cursors take turns
+
+	window *window   // its settled messages are those since the last checkpoint was written
+	since  time.Time // the first of them was settled
 }
+
+const (
+	// checkpointPause is the time between two checkpoints that go with a read of the log.
+	checkpointPause = 20 * time.Millisecond
+
+	// checkpointDelay is after how long a checkpoint is written by itself, because no read of the log comes.
+	checkpointDelay = 100 * time.Millisecond
+)
 
 // A settlement is what notePages has noted.
 type settlement struct {
 	through     uint64 // the last page
-	after       cursor // the cursor behind the pages
 	exceptional bool   // held messages were written
 	openKeys    []string
 }
 
-// notePages notes what became of pages: by a checkpoint alone, if all their messages are
-// published, else with what is held of them. After an error it can be called again.
+// notePages notes what became of pages. If all their messages are published, a later checkpoint says so; else what is
+// held of them is written at once, with a checkpoint. After an error it can be called again.
 func (s *settler) notePages(ctx context.Context, pages []*page) (noted settlement, err error) {
-	noted = settlement{through: pages[len(pages)-1].seq, after: s.at}
+	noted.through = pages[len(pages)-1].seq
+	after, messages := s.at, 0
 	for _, p := range pages {
 		noted.exceptional = noted.exceptional || p.isExceptional()
+		messages += len(p.items)
 		if !p.held {
-			noted.after = p.after
+			after = p.after
 		}
 	}
 	if noted.exceptional {
-		noted.openKeys, err = s.noteExceptions(ctx, pages, noted.after)
-	} else {
-		err = s.writeCheckpoint(ctx, noted.after)
+		if noted.openKeys, err = s.noteExceptions(ctx, pages, after); err != nil {
+			return noted, err
+		}
+		s.at = after
+		return noted, s.noteWritten()
 	}
-	return noted, err
+	if s.window.settled == 0 {
+		s.since = time.Now()
+	}
+	s.at, s.window.settled = after, s.window.settled+messages
+	return noted, nil
+}
+
+// noteWritten notes that the checkpoint is written.
+func (s *settler) noteWritten() error {
+	s.window.settled = 0
+	return failpoint.Hit("outbox/after-checkpoint")
+}
+
+// isUnwrittenFor reports whether a checkpoint is missing for so long.
+func (s *settler) isUnwrittenFor(d time.Duration) bool {
+	return s.window.settled > 0 && time.Since(s.since) >= d
+}
+
+// queueDueCheckpoint adds the checkpoint to batch if it is due. After the batch, the function says whether another relay
+// has taken over.
+func (s *settler) queueDueCheckpoint(batch *pgx.Batch) (confirm func() error) {
+	if !s.isUnwrittenFor(checkpointPause) && s.window.settled < s.opts.Window/4 {
+		return func() error { return nil }
+	}
+	batch.Queue(s.sql.asynchronous)
+	written := s.queueCheckpoint(batch, s.at)
+	return func() error {
+		if !*written {
+			return errOvertaken
+		}
+		return s.noteWritten()
+	}
+}
+
+// flushCheckpoint writes how far the messages are settled, unless that is written.
+func (s *settler) flushCheckpoint(ctx context.Context) error {
+	if s.window.settled == 0 {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, databaseTimeout)
+	defer cancel()
+	if err := s.writeCheckpoint(ctx, s.at); err != nil {
+		return err
+	}
+	return s.noteWritten()
 }
 
 // writeCheckpoint moves the cursor to at.
@@ -58,7 +117,7 @@ func (s *settler) writeCheckpoint(ctx context.Context, at cursor) error {
 	batch.Queue(s.sql.asynchronous)
 	written := s.queueCheckpoint(batch, at)
 	if err := s.db.SendBatch(ctx, batch).Close(); err != nil {
-		return err
+		return fmt.Errorf("outbox: checkpoint: %w", err)
 	}
 	if !*written {
 		return errOvertaken

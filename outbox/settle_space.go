@@ -12,8 +12,10 @@ import (
 )
 
 const (
-	// rotateInterval is the time between two looks at the leaves.
+	// rotateInterval is the time between two looks at the leaves, and idleRotations how many such times it is if nothing
+	// was published meanwhile.
 	rotateInterval = time.Second
+	idleRotations  = 30
 
 	// emptyCap is how long a leaf that is in use is left alone at most.
 	emptyCap = time.Minute
@@ -26,7 +28,9 @@ const (
 type spaceKeeper struct {
 	*core
 	epoch    int64
+	lookedAt cursor // of the last look at the leaves
 	rotateAt time.Time
+	idleAt   time.Time              // when to look although nothing was published
 	turnedAt time.Time              // when new messages last went to another leaf
 	vain     [len(leaves)]int       // attempts in a row to empty the leaf
 	emptyAt  [len(leaves)]time.Time // not before
@@ -36,10 +40,11 @@ type spaceKeeper struct {
 // messages to an empty leaf when the current one is large or old enough. While no leaf is empty,
 // because a long transaction may have written to each, the current one grows.
 func (k *spaceKeeper) rotateLeaves(ctx context.Context, at cursor) error {
-	if time.Now().Before(k.rotateAt) {
+	now := time.Now()
+	if now.Before(k.rotateAt) || now.Before(k.idleAt) && at.from.text == k.lookedAt.from.text && at.last == k.lookedAt.last {
 		return nil
 	}
-	k.rotateAt = time.Now().Add(k.limits.rotate)
+	k.lookedAt, k.rotateAt, k.idleAt = at, now.Add(k.limits.rotate), now.Add(idleRotations*k.limits.rotate)
 	var current *int64
 	var sizes []int64
 	if err := k.db.QueryRow(ctx, k.sql.currentLeaf).Scan(&current, &sizes); err != nil {
@@ -70,7 +75,7 @@ func (k *spaceKeeper) rotateLeaves(ctx context.Context, at cursor) error {
 	if err := failpoint.Hit("outbox/after-turn-leaves"); err != nil {
 		return err
 	}
-	k.turnedAt, k.rotateAt = time.Now(), time.Time{}
+	k.turnedAt, k.rotateAt, k.idleAt = time.Now(), time.Time{}, time.Time{}
 	return nil
 }
 

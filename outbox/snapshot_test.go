@@ -94,9 +94,7 @@ func TestWhatCommitsLateIsPublished(t *testing.T) {
 			f.write(t, msg("b", "early"))
 			l := f.leader(t, RelayOptions{Lanes: 1})
 			f.publishPage(t, l, nil)
-			if _, err := l.settlePages(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			l.mustSettlePages(t)
 			if err := late.Commit(t.Context()); err != nil {
 				t.Fatal(err)
 			}

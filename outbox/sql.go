@@ -30,14 +30,15 @@ type queries struct {
 
 	planByIndex, asynchronous, lockSoon string
 	listDifference, readTenure          string
+	readNew, readDifference             string
 	fetchMessages                       eachLeaf
 	currentLeaf, nextLeaf               string
 	lockLeaf, truncateLeaf, judgeLeaf   eachLeaf
 
-	moveDelayed, listRetries, fetchHeld, deleteHeld, refuseHeld string
-	holdMessages                                                eachLeaf
-	promote, promotePage                                        string
-	deferHeld, fetchProbe, makeTopicDue                         string
+	lookForHeld, moveDelayed, listRetries, fetchHeld, deleteHeld, refuseHeld string
+	holdMessages                                                             eachLeaf
+	promote, promotePage                                                     string
+	deferHeld, fetchProbe, makeTopicDue                                      string
 
 	countDifference, countHeld, readRelay, leafSizes, oldestWriter string
 }
@@ -60,9 +61,11 @@ func newQueries(schema string) queries {
 		planByIndex: outboxsql.PlanByIndex, asynchronous: sqlAsynchronous, lockSoon: sqlLockSoon,
 		listDifference: bind(outboxsql.UnionOfLeaves(sqlListDifference, sqlListLeaf)), fetchMessages: each(sqlFetchMessages),
 		readTenure: bind(sqlReadTenure), currentLeaf: bind(sqlCurrentLeaf), nextLeaf: bind(sqlNextLeaf),
-		lockLeaf: each(sqlLockLeaf), truncateLeaf: each(sqlTruncateLeaf), judgeLeaf: each(sqlJudgeLeaf),
+		readNew:        bind(outboxsql.UnionOfLeaves(sqlReadDifference, sqlReadLeaf)),
+		readDifference: bind(outboxsql.UnionOfLeaves(sqlReadDifference, sqlReadLeafBesides)),
+		lockLeaf:       each(sqlLockLeaf), truncateLeaf: each(sqlTruncateLeaf), judgeLeaf: each(sqlJudgeLeaf),
 
-		moveDelayed: bind(sqlMoveDelayed), listRetries: bind(sqlListRetries), fetchHeld: bind(sqlFetchHeld),
+		lookForHeld: bind(sqlLookForHeld), moveDelayed: bind(sqlMoveDelayed), listRetries: bind(sqlListRetries), fetchHeld: bind(sqlFetchHeld),
 		deleteHeld: bind(sqlDeleteHeld), refuseHeld: bind(sqlRefuseHeld), holdMessages: each(sqlHoldMessages),
 		promote: bind(outboxsql.Promote), promotePage: bind(sqlPromotePage),
 		deferHeld: bind(sqlDeferHeld), fetchProbe: bind(sqlFetchProbe), makeTopicDue: bind(sqlMakeTopicDue),

@@ -136,6 +136,9 @@ func (r *Relay) listenOnConnection(ctx context.Context) error {
 	if _, err := own.Exec(ctx, sqlListen+r.notifier.channel); err != nil {
 		return err
 	}
+	r.listens.Store(true)
+	defer r.listens.Store(false)
+	r.wakeLocally() // what was committed before
 	r.signals.listening.Send(true)
 	for {
 		if _, err := own.WaitForNotification(ctx); err != nil {

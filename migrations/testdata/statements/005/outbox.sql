@@ -92,30 +92,30 @@ FROM {schema}.outbox_held WHERE id = ANY ($1::bigint[]) AND state IN ('refused',
 
 SELECT id, message_id, topic, type, scope, key, step, n, ordering_key,
 	correlation_id, causation_id, content_type, headers, payload, created_at, 0 AS attempts, coalesce((
-		SELECT h.id FROM {schema}.outbox_held h
-		WHERE h.state IN ('refused', 'waiting') AND h.ordering_key = o.ordering_key ORDER BY h.id LIMIT 1), 0) AS behind
-FROM {schema}.outbox_0 o WHERE id = ANY ($1::bigint[])
+	SELECT h.id FROM {schema}.outbox_held h
+	WHERE h.state IN ('refused', 'waiting') AND h.ordering_key = m.ordering_key ORDER BY h.id LIMIT 1), 0) AS behind
+FROM {schema}.outbox_0 m WHERE id = ANY ($1::bigint[])
 ---- queries.fetchMessages1
 
 SELECT id, message_id, topic, type, scope, key, step, n, ordering_key,
 	correlation_id, causation_id, content_type, headers, payload, created_at, 0 AS attempts, coalesce((
-		SELECT h.id FROM {schema}.outbox_held h
-		WHERE h.state IN ('refused', 'waiting') AND h.ordering_key = o.ordering_key ORDER BY h.id LIMIT 1), 0) AS behind
-FROM {schema}.outbox_1 o WHERE id = ANY ($1::bigint[])
+	SELECT h.id FROM {schema}.outbox_held h
+	WHERE h.state IN ('refused', 'waiting') AND h.ordering_key = m.ordering_key ORDER BY h.id LIMIT 1), 0) AS behind
+FROM {schema}.outbox_1 m WHERE id = ANY ($1::bigint[])
 ---- queries.fetchMessages2
 
 SELECT id, message_id, topic, type, scope, key, step, n, ordering_key,
 	correlation_id, causation_id, content_type, headers, payload, created_at, 0 AS attempts, coalesce((
-		SELECT h.id FROM {schema}.outbox_held h
-		WHERE h.state IN ('refused', 'waiting') AND h.ordering_key = o.ordering_key ORDER BY h.id LIMIT 1), 0) AS behind
-FROM {schema}.outbox_2 o WHERE id = ANY ($1::bigint[])
+	SELECT h.id FROM {schema}.outbox_held h
+	WHERE h.state IN ('refused', 'waiting') AND h.ordering_key = m.ordering_key ORDER BY h.id LIMIT 1), 0) AS behind
+FROM {schema}.outbox_2 m WHERE id = ANY ($1::bigint[])
 ---- queries.fetchMessages3
 
 SELECT id, message_id, topic, type, scope, key, step, n, ordering_key,
 	correlation_id, causation_id, content_type, headers, payload, created_at, 0 AS attempts, coalesce((
-		SELECT h.id FROM {schema}.outbox_held h
-		WHERE h.state IN ('refused', 'waiting') AND h.ordering_key = o.ordering_key ORDER BY h.id LIMIT 1), 0) AS behind
-FROM {schema}.outbox_other o WHERE id = ANY ($1::bigint[])
+	SELECT h.id FROM {schema}.outbox_held h
+	WHERE h.state IN ('refused', 'waiting') AND h.ordering_key = m.ordering_key ORDER BY h.id LIMIT 1), 0) AS behind
+FROM {schema}.outbox_other m WHERE id = ANY ($1::bigint[])
 ---- queries.fetchProbe
 
 SELECT id, message_id, topic, type, scope, key, step, n, ordering_key,
@@ -323,6 +323,10 @@ SELECT epoch, holder, system_identifier, extract(epoch FROM lease_until - clock_
 FROM {schema}.outbox_relay FOR UPDATE SKIP LOCKED
 ---- queries.lockSoon
 SELECT set_config('lock_timeout', $1, true)
+---- queries.lookForHeld
+
+SELECT EXISTS (SELECT FROM {schema}.outbox_held WHERE state <> 'dead' AND state <> 'delayed' AND due_at < 'infinity'),
+	(SELECT extract(epoch FROM due_at - clock_timestamp())::float8 FROM {schema}.outbox_held WHERE state = 'delayed' ORDER BY due_at, id LIMIT 1)
 ---- queries.makeTopicDue
 
 WITH RECURSIVE topics (topic) AS (
@@ -409,6 +413,80 @@ SELECT epoch, seq, from_snapshot, to_snapshot, last_id, which FROM (
 	UNION ALL
 	SELECT epoch, seq, from_snapshot, to_snapshot, last_id, 1 FROM {schema}.outbox_cursor_1) c
 ORDER BY epoch DESC, seq DESC LIMIT 1
+---- queries.readDifference
+
+SELECT m.id, m.message_id, m.topic, m.type, m.scope, m.key, m.step, m.n, m.ordering_key,
+	m.correlation_id, m.causation_id, m.content_type, m.headers, m.payload, m.created_at, 0 AS attempts, coalesce((
+	SELECT h.id FROM {schema}.outbox_held h
+	WHERE h.state IN ('refused', 'waiting') AND h.ordering_key = m.ordering_key ORDER BY h.id LIMIT 1), 0) AS behind,
+	s.now::text, m.leaf, m.listed
+FROM (SELECT pg_current_snapshot() AS now FROM {schema}.outbox_tenure WHERE epoch = $4) s
+LEFT JOIN LATERAL (
+	SELECT * FROM (
+		SELECT d.*, count(*) OVER () AS listed, sum(octet_length(payload)) OVER (ORDER BY id) - octet_length(payload) AS before
+		FROM (SELECT * FROM (
+		SELECT 0 AS leaf, id, message_id, topic, type, scope, key, step, n, ordering_key,
+			correlation_id, causation_id, content_type, headers, payload, created_at
+		FROM {schema}.outbox_0 WHERE xid >= $1::text::xid8
+		UNION ALL
+		SELECT 0, id, message_id, topic, type, scope, key, step, n, ordering_key,
+			correlation_id, causation_id, content_type, headers, payload, created_at
+		FROM {schema}.outbox_0 WHERE xid = ANY ($5::text[]::xid8[])
+UNION ALL
+		SELECT 1 AS leaf, id, message_id, topic, type, scope, key, step, n, ordering_key,
+			correlation_id, causation_id, content_type, headers, payload, created_at
+		FROM {schema}.outbox_1 WHERE xid >= $1::text::xid8
+		UNION ALL
+		SELECT 1, id, message_id, topic, type, scope, key, step, n, ordering_key,
+			correlation_id, causation_id, content_type, headers, payload, created_at
+		FROM {schema}.outbox_1 WHERE xid = ANY ($5::text[]::xid8[])
+UNION ALL
+		SELECT 2 AS leaf, id, message_id, topic, type, scope, key, step, n, ordering_key,
+			correlation_id, causation_id, content_type, headers, payload, created_at
+		FROM {schema}.outbox_2 WHERE xid >= $1::text::xid8
+		UNION ALL
+		SELECT 2, id, message_id, topic, type, scope, key, step, n, ordering_key,
+			correlation_id, causation_id, content_type, headers, payload, created_at
+		FROM {schema}.outbox_2 WHERE xid = ANY ($5::text[]::xid8[])
+UNION ALL
+		SELECT 3 AS leaf, id, message_id, topic, type, scope, key, step, n, ordering_key,
+			correlation_id, causation_id, content_type, headers, payload, created_at
+		FROM {schema}.outbox_other WHERE xid >= $1::text::xid8
+		UNION ALL
+		SELECT 3, id, message_id, topic, type, scope, key, step, n, ordering_key,
+			correlation_id, causation_id, content_type, headers, payload, created_at
+		FROM {schema}.outbox_other WHERE xid = ANY ($5::text[]::xid8[])) u ORDER BY id + 0 LIMIT $2) d) o
+	WHERE before < $3) m ON true
+ORDER BY m.id
+---- queries.readNew
+
+SELECT m.id, m.message_id, m.topic, m.type, m.scope, m.key, m.step, m.n, m.ordering_key,
+	m.correlation_id, m.causation_id, m.content_type, m.headers, m.payload, m.created_at, 0 AS attempts, coalesce((
+	SELECT h.id FROM {schema}.outbox_held h
+	WHERE h.state IN ('refused', 'waiting') AND h.ordering_key = m.ordering_key ORDER BY h.id LIMIT 1), 0) AS behind,
+	s.now::text, m.leaf, m.listed
+FROM (SELECT pg_current_snapshot() AS now FROM {schema}.outbox_tenure WHERE epoch = $4) s
+LEFT JOIN LATERAL (
+	SELECT * FROM (
+		SELECT d.*, count(*) OVER () AS listed, sum(octet_length(payload)) OVER (ORDER BY id) - octet_length(payload) AS before
+		FROM (SELECT * FROM (
+		SELECT 0 AS leaf, id, message_id, topic, type, scope, key, step, n, ordering_key,
+			correlation_id, causation_id, content_type, headers, payload, created_at
+		FROM {schema}.outbox_0 WHERE xid >= $1::text::xid8
+UNION ALL
+		SELECT 1 AS leaf, id, message_id, topic, type, scope, key, step, n, ordering_key,
+			correlation_id, causation_id, content_type, headers, payload, created_at
+		FROM {schema}.outbox_1 WHERE xid >= $1::text::xid8
+UNION ALL
+		SELECT 2 AS leaf, id, message_id, topic, type, scope, key, step, n, ordering_key,
+			correlation_id, causation_id, content_type, headers, payload, created_at
+		FROM {schema}.outbox_2 WHERE xid >= $1::text::xid8
+UNION ALL
+		SELECT 3 AS leaf, id, message_id, topic, type, scope, key, step, n, ordering_key,
+			correlation_id, causation_id, content_type, headers, payload, created_at
+		FROM {schema}.outbox_other WHERE xid >= $1::text::xid8) u ORDER BY id + 0 LIMIT $2) d) o
+	WHERE before < $3) m ON true
+ORDER BY m.id
 ---- queries.readRelay
 
 SELECT epoch, CASE WHEN lease_until > clock_timestamp() THEN holder ELSE '' END FROM {schema}.outbox_relay
