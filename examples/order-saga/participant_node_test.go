@@ -17,6 +17,7 @@ import (
 	"github.com/sagamill/sagamill/examples/internal/demo"
 	"github.com/sagamill/sagamill/examples/order-saga/internal/event"
 	"github.com/sagamill/sagamill/internal/backoff"
+	"github.com/sagamill/sagamill/internal/devservices"
 	"github.com/sagamill/sagamill/internal/testing/needtest"
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
 	"github.com/sagamill/sagamill/internal/testing/proctest"
@@ -57,6 +58,9 @@ func participant(t *testing.T) (dir string) {
 		if err != nil {
 			t.Fatal(err)
 		}
+	}
+	if forbidden, err := devservices.InstallForbidden(); err != nil || forbidden {
+		needtest.Missing(t, "node", "npm may not fetch the program's four packages: SAGAMILL_INSTALL=no (%v)", err)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), npmPatience)
 	defer cancel()

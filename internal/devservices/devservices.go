@@ -20,6 +20,10 @@ type Options struct {
 	// Default: os.Stderr.
 	Log io.Writer
 
+	// Installs also gets the lines about what is installed or fetched, for a program that shows Log only after an
+	// error. Default: they go to Log alone.
+	Installs io.Writer
+
 	// Steps restricts the ways to those named, separated by commas.
 	// Default: the environment's SAGAMILL_SERVICES, and without it all.
 	Steps string
@@ -161,7 +165,7 @@ func (s *Services) Exports() string {
 // prepareRun returns a run that has started nothing yet. It removes the leftovers of dead runs, so that they
 // do not pile up where runs are killed.
 func prepareRun(opts *Options) (*run, error) {
-	r := &run{log: opts.Log, own: opts.Own, pgEnv: opts.PostgresEnv, pgSettings: opts.PostgresSettings}
+	r := &run{log: opts.Log, installs: opts.Installs, own: opts.Own, pgEnv: opts.PostgresEnv, pgSettings: opts.PostgresSettings}
 	if r.log == nil {
 		r.log = os.Stderr
 	}
@@ -173,6 +177,9 @@ func prepareRun(opts *Options) (*run, error) {
 		return nil, err
 	}
 	var err error
+	if r.noInstall, err = InstallForbidden(); err != nil {
+		return nil, err
+	}
 	if r.postgres, err = chosenPostgres(); err != nil {
 		return nil, err
 	}

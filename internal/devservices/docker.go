@@ -62,12 +62,13 @@ func (r *run) composeService(ctx context.Context, service, port string) (string,
 	if file == "" {
 		return "", serviceAbsent("no %s above the working directory", composeFile)
 	}
-	return composition{docker: docker, file: file, say: r.printLine}.startContainer(ctx, service, port)
+	return composition{docker: docker, file: file, noPull: r.noInstall, say: r.printInstall}.startContainer(ctx, service, port)
 }
 
 // A composition is the compose file and the program that brings it up.
 type composition struct {
 	docker, file string
+	noPull       bool // images are not fetched
 	say          func(string, ...any)
 }
 
@@ -82,8 +83,12 @@ func (c composition) startContainer(ctx context.Context, service, port string) (
 	if _, err := c.runCompose(ctx, engineTimeout, "version"); err != nil {
 		return "", serviceAbsent("docker has no compose")
 	}
-	c.say("docker compose up %s; `docker compose down` stops it", service)
-	if _, err := c.runCompose(ctx, composeTimeout, "up", "--detach", "--wait", service); err != nil {
+	up := []string{"up", "--detach", "--wait"}
+	if c.noPull {
+		up = append(up, "--pull", "never")
+	}
+	c.say("docker compose up %s fetches its image if it is missing (%s=no forbids that); `docker compose down` stops it", service, installVariable)
+	if _, err := c.runCompose(ctx, composeTimeout, append(up, service)...); err != nil {
 		return "", err
 	}
 	address, err := c.runCompose(ctx, engineTimeout, "port", service, port)

@@ -56,6 +56,19 @@ func TestCompose(t *testing.T) {
 	}
 }
 
+// An image is fetched only if the user allows it.
+func TestComposeFetchesNothing(t *testing.T) {
+	t.Parallel()
+	c, calls := fakeDocker(t, `case "$*" in *port*) echo 127.0.0.1:5433;; esac`)
+	c.noPull = true
+	if _, err := c.startContainer(t.Context(), "postgres", "5432"); err != nil {
+		t.Fatal(err)
+	}
+	if got := calls(); !strings.Contains(got, "up --detach --wait --pull never postgres\n") {
+		t.Errorf("docker was called with\n%s", got)
+	}
+}
+
 // A client binary without an engine does not count as docker: the way is skipped without a message.
 func TestComposeWithoutEngine(t *testing.T) {
 	t.Parallel()
