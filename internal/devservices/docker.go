@@ -101,7 +101,7 @@ func (c composition) startContainer(ctx context.Context, service, port string) (
 	}
 	c.say("docker compose up %s fetches its image if it is missing (%s=no forbids that); `docker compose down` stops it, and with -v removes its data", service, installVariable)
 	if _, err := c.runCompose(ctx, composeTimeout, append(up, service)...); err != nil {
-		return "", err
+		return "", fmt.Errorf("%w (SAGAMILL_%s_PORT takes another port than %s)", err, strings.ToUpper(service), port)
 	}
 	address, err := c.runCompose(ctx, engineTimeout, "port", service, port)
 	if err != nil {

@@ -91,8 +91,8 @@ func TestComposeFails(t *testing.T) {
 	t.Parallel()
 	c, _ := fakeDocker(t, `case "$*" in *up*) echo port is already allocated; exit 1;; esac`)
 	_, err := c.startContainer(t.Context(), "postgres", "5432")
-	if err == nil || errors.Is(err, errAbsent) || !strings.Contains(err.Error(), "port is already allocated") {
-		t.Errorf("up = %v, want the reason", err)
+	if err == nil || errors.Is(err, errAbsent) || !strings.Contains(err.Error(), "port is already allocated (SAGAMILL_POSTGRES_PORT takes another port than 5432)") {
+		t.Errorf("up = %v, want the reason and the way out", err)
 	}
 }
 

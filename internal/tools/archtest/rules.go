@@ -114,7 +114,7 @@ const (
 	exampleShared  = "examples/internal"
 )
 
-var exampleInternal = []string{"internal/backoff", "internal/brokerurls", devservices, "internal/plaintext"}
+var exampleInternal = []string{"internal/backoff", "internal/brokerurls", devservices, "internal/pgaway", "internal/plaintext"}
 
 // checkLayers enforces layers. A package that is missing in the table is an error too: its author decides its
 // place.
