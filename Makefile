@@ -194,25 +194,26 @@ vuln: ## known vulnerabilities in what is compiled; says so where the database o
 fmt: ## format all Go files
 	gofmt -l -w .
 
-# Built, not `go run`: that would not pass a SIGTERM on, and what it had started
-# would live on.
+# The programs are built each time; go knows what has changed. internal/tools/build.sh shows how far the first build is.
+BUILD = @GO='$(GO)' internal/tools/build.sh $@
+
 bin/with: FORCE
-	@$(GO) build -o $@ ./internal/tools/with
+	$(BUILD) ./internal/tools/with
 
 bin/mutate: FORCE
-	@$(GO) build -o $@ ./internal/tools/mutate/run
+	$(BUILD) ./internal/tools/mutate/run
 
 bin/modelcheck: FORCE
-	@$(GO) build -o $@ ./internal/tools/modelcheck
+	$(BUILD) ./internal/tools/modelcheck
 
 bin/sagamill: FORCE
-	@$(GO) build -o $@ ./cmd/sagamill
+	$(BUILD) ./cmd/sagamill
 
 bin/order-saga: FORCE
-	@$(GO) build -o $@ ./examples/order-saga
+	$(BUILD) ./examples/order-saga
 
 bin/trip-saga: FORCE
-	@$(GO) build -o $@ ./examples/trip-saga
+	$(BUILD) ./examples/trip-saga
 
 bin/chaos: FORCE
-	@$(GO) -C chaos build -o ../$@ .
+	$(BUILD) . chaos
