@@ -9,6 +9,7 @@ import (
 	"net/url"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
@@ -125,6 +126,32 @@ func TestPrivatePostgres(t *testing.T) {
 	checkNoOwnDatabase(t, r, log, in.url)
 	pool.Close()
 	checkClosed(t, r, 1)
+}
+
+// The files of private servers are in memory for tests, if there is room, and on disk for measurements.
+func TestFilesInMemory(t *testing.T) {
+	t.Parallel()
+	for _, opts := range []Options{{}, {Own: true}, {InMemory: true}} {
+		opts.Log = io.Discard
+		r, err := prepareRun(&opts)
+		if err != nil {
+			t.Fatal(err)
+		}
+		dir, err := r.runDirectory()
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := temporaryParent()
+		if (opts.Own || opts.InMemory) && inMemory() {
+			want = memory
+		}
+		if got := filepath.Dir(dir.path); got != want {
+			t.Errorf("%+v: files are in %s, want %s", opts, got, want)
+		}
+		if err := r.closeRun(); err != nil {
+			t.Error(err)
+		}
+	}
 }
 
 func TestPostgresEnv(t *testing.T) {

@@ -52,6 +52,7 @@ type run struct {
 	log        io.Writer
 	installs   io.Writer // nil: log alone
 	own        bool      // private servers come before those that are found
+	memory     bool      // files of private servers are in memory, if there is room
 	noInstall  bool      // the user forbids to install packages and to fetch servers
 	ways       []string  // those allowed
 	postgres   pgChoice
