@@ -16,10 +16,10 @@ endif
 # race is just happening: each package's tests do, and what they start without saying so.
 export GORACE ?= atexit_sleep_ms=10
 
-# Two packages with four parallel tests each stay below PostgreSQL's default of
-# 100 connections, on a machine with many processors as well.
+# Two packages with four parallel tests each need 120 connections to PostgreSQL, on a machine
+# with many processors as well. bin/with sets SAGAMILL_PACE where the server has fewer.
 # Without debug information a program is linked in half the time.
-TESTFLAGS ?= -tags=failpoints -count=1 -timeout=20m -p=2 -parallel=4 -ldflags=-s
+TESTFLAGS ?= -tags=failpoints -count=1 -timeout=20m $(or $(SAGAMILL_PACE),-p=2 -parallel=4) -ldflags=-s
 PKG       ?= ./...
 RUN       ?= .
 FUZZTIME  ?= 20000x
@@ -61,15 +61,18 @@ LONG ?= /(internal/(suites|devservices|tools/with)|idemkeytest/matrixtest)(/|$$)
 SLOW ?= ^Test(PrivateBroker|FaultsOf|EveryFailpoint)
 endif
 
+# Tests install nothing, because go test would hide it: bin/with installs what these packages need.
+PROGRAMS = $(if $(or $(findstring internal/suites,$(PKG)),$(filter ./internal/...,$(PKG))),-program pgbouncer)
+
 test: bin/with ## run the tests and a brief chaos; PKG=./outbox/... for some, RUN=TestEveryCell for one
 	@test -n '$(RACE)' || echo 'make test: no C compiler, so without the race detector' >&2
-	@bin/with -own -- $(MAKE) --no-print-directory tests
+	@bin/with -own $(PROGRAMS) -- $(MAKE) --no-print-directory tests
 ifeq ($(PKG) $(RUN),./... .)
 	@$(MAKE) --no-print-directory chaos CHAOS='-brief $(CHAOS)'
 endif
 
 verify: bin/with ## run what make test leaves out for its time: suites of several packages, clusters, chaos' own tests, a brief chaos on a cluster
-	@bin/with -own -- $(MAKE) --no-print-directory long-packages slow-tests
+	@bin/with -own -program pgbouncer -- $(MAKE) --no-print-directory long-packages slow-tests
 	@$(GO) -C chaos test -count=1 -timeout=10m -p=3 ./...
 	@$(MAKE) --no-print-directory chaos CHAOS='-cluster -brief'
 
@@ -195,25 +198,26 @@ vuln: ## known vulnerabilities in what is compiled; says so where the database o
 fmt: ## format all Go files
 	gofmt -l -w .
 
-# Built, not `go run`: that would not pass a SIGTERM on, and what it had started
-# would live on.
+# The programs are built each time; go knows what has changed. internal/tools/build.sh shows how far the first build is.
+BUILD = @GO='$(GO)' internal/tools/build.sh $@
+
 bin/with: FORCE
-	@$(GO) build -o $@ ./internal/tools/with
+	$(BUILD) ./internal/tools/with
 
 bin/mutate: FORCE
-	@$(GO) build -o $@ ./internal/tools/mutate/run
+	$(BUILD) ./internal/tools/mutate/run
 
 bin/modelcheck: FORCE
-	@$(GO) build -o $@ ./internal/tools/modelcheck
+	$(BUILD) ./internal/tools/modelcheck
 
 bin/sagamill: FORCE
-	@$(GO) build -o $@ ./cmd/sagamill
+	$(BUILD) ./cmd/sagamill
 
 bin/order-saga: FORCE
-	@$(GO) build -o $@ ./examples/order-saga
+	$(BUILD) ./examples/order-saga
 
 bin/trip-saga: FORCE
-	@$(GO) build -o $@ ./examples/trip-saga
+	$(BUILD) ./examples/trip-saga
 
 bin/chaos: FORCE
-	@$(GO) -C chaos build -o ../$@ .
+	$(BUILD) . chaos

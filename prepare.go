@@ -3,20 +3,11 @@ package sagamill
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"strings"
-	"time"
 
-	"github.com/jackc/pgx/v5/pgconn"
-
-	"github.com/sagamill/sagamill/internal/backoff"
+	"github.com/sagamill/sagamill/internal/pgaway"
 	"github.com/sagamill/sagamill/migrations"
-)
-
-const (
-	preparePause = 250 * time.Millisecond // between two attempts to reach the database
-	prepareLog   = 10 * time.Second       // between two log messages about that
 )
 
 // Prepare makes the service's tables and queues. [Service.Run] does it first. Call it when several services start
@@ -54,31 +45,9 @@ func (s *Service) prepareTables(ctx context.Context) error {
 	if s.config.NoMigrations {
 		work = s.checkVersions
 	}
-	var logged time.Time
-	for {
-		err := work(ctx)
-		if err == nil || !isUnreachable(err) {
-			return err
-		}
-		if time.Since(logged) > prepareLog {
-			s.config.Logger.WarnContext(ctx, "sagamill: the database cannot be reached; trying again", "service", s.config.Name, "error", err)
-			logged = time.Now()
-		}
-		if backoff.Sleep(ctx, preparePause) != nil {
-			return errors.Join(ctx.Err(), err)
-		}
-	}
-}
-
-// isUnreachable reports that no server answers, or that it will take connections later. Any other answer means a
-// wrong setting, such as a database that does not exist.
-func isUnreachable(err error) bool {
-	var refused *pgconn.ConnectError
-	var answered *pgconn.PgError
-	if !errors.As(err, &refused) {
-		return false
-	}
-	return !errors.As(err, &answered) || strings.HasPrefix(answered.Code, "57P") || answered.Code == "53300"
+	return pgaway.RetryUntilReachable(ctx, func(err error) {
+		s.config.Logger.WarnContext(ctx, "sagamill: the database cannot be reached; trying again", "service", s.config.Name, "error", err)
+	}, work)
 }
 
 func (s *Service) migrationsURL() string {

@@ -14,6 +14,9 @@ import (
 // Files are the migrations.
 var Files fs.FS = files
 
+// ParseURL returns how Up connects.
+var ParseURL = parseURL
+
 // UpWith does what Up does, with other migrations than there are.
 func UpWith(ctx context.Context, databaseURL, schema string, files fs.FS) error {
 	return newSet(files, versionTable).migrateUp(ctx, databaseURL, schema, everything)

@@ -27,6 +27,7 @@ import (
 	"io"
 	"io/fs"
 	"strings"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -248,16 +249,32 @@ func (s set) withConnection(ctx context.Context, databaseURL, schema string, do 
 	if databaseURL == "" { // pgx would take its defaults and the environment's database
 		return errors.New("migrations: there is no database URL")
 	}
-	config, err := pgxpool.ParseConfig(databaseURL) // accepts the pool settings that a URL may have
+	config, err := parseURL(databaseURL)
 	if err != nil {
-		return fmt.Errorf("migrations: connect: %w", redactParseError(err))
+		return fmt.Errorf("migrations: connect: %w", err)
 	}
-	conn, err := pgx.ConnectConfig(ctx, config.ConnConfig)
+	conn, err := pgx.ConnectConfig(ctx, config)
 	if err != nil {
 		return fmt.Errorf("migrations: connect: %w", redactParseError(err))
 	}
 	defer conn.Close(context.WithoutCancel(ctx))
 	return do(conn, schema)
+}
+
+// connectTimeout limits how long a server may take to accept a connection, unless the URL has connect_timeout. Without
+// it a server whose packets are lost would say nothing for two minutes.
+const connectTimeout = 10 * time.Second
+
+// parseURL accepts the pool settings that a URL may have.
+func parseURL(databaseURL string) (*pgx.ConnConfig, error) {
+	config, err := pgxpool.ParseConfig(databaseURL)
+	if err != nil {
+		return nil, redactParseError(err)
+	}
+	if config.ConnConfig.ConnectTimeout == 0 {
+		config.ConnConfig.ConnectTimeout = connectTimeout
+	}
+	return config.ConnConfig, nil
 }
 
 // withMigrator calls do with a migrator for the parts that the schema has and those that are wanted. It first

@@ -194,3 +194,17 @@ func TestUpFromKeepsAServicesOwnTablesNextToOurs(t *testing.T) {
 		t.Error("UpFrom took sagamill's own version table")
 	}
 }
+
+// A server whose packets are lost is given up soon, unless the URL says how long to wait.
+func TestConnectTimeout(t *testing.T) {
+	t.Parallel()
+	for databaseURL, want := range map[string]time.Duration{
+		"postgres://h/d?pool_max_conns=3":   10 * time.Second,
+		"postgres://h/d?connect_timeout=60": time.Minute,
+	} {
+		config, err := migrations.ParseURL(databaseURL)
+		if err != nil || config.ConnectTimeout != want {
+			t.Errorf("%s: %v, %v; want %v", databaseURL, config.ConnectTimeout, err, want)
+		}
+	}
+}

@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/sagamill/sagamill/internal/devservices"
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
 )
 
@@ -103,6 +105,57 @@ func TestDev(t *testing.T) {
 	}
 	if code := run(t.Context(), []string{"dev", "sh", "-c", "exit 3"}, &said, &said); code != 1 || !strings.Contains(said.String(), "sh: exit status 3") {
 		t.Errorf("dev with a command that fails: %d %q", code, said.String())
+	}
+}
+
+// Commands find the servers of a program that runs, if nothing names others; the URL of a broker within that program
+// helps nobody.
+func TestCommandsFindARunningProgram(t *testing.T) {
+	parent, err := os.MkdirTemp("/tmp", "sagamill-test-") // t.TempDir is closed to the accounts of servers
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(parent) })
+	if err := os.Chmod(parent, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	schema := pgtest.Name()
+	pgtest.DropSchema(t, schema)
+	database := pgtest.Direct()
+	t.Setenv("TMPDIR", parent)
+	t.Setenv("DATABASE_URL", database)
+	t.Setenv("AMQP_URL", "inproc:")
+	program, err := devservices.Start(t.Context(), &devservices.Options{Log: io.Discard, Steps: "env", KeepDatabase: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = program.Close() })
+	if err := program.Advertise("a program"); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("DATABASE_URL", "")
+	t.Setenv("AMQP_URL", "")
+	t.Setenv("SAGAMILL_SERVICES", "")
+	topology := filepath.Join("..", "..", "examples", "order-saga", "topology.json")
+	for _, tt := range []struct {
+		args, says string
+		code       int
+	}{
+		{"migrate up -schema " + schema, "sagamill: database of the running a program\n", 0},
+		{"outbox status -database= -schema " + schema, "no database: give -database or set DATABASE_URL\n", 1},
+		{"broker declare -topology " + topology, "no broker: that of the running a program is a part of it; give -amqp or set AMQP_URL\n", 1},
+	} {
+		var out bytes.Buffer
+		if code := run(t.Context(), strings.Fields(tt.args), &out, &out); code != tt.code || !strings.Contains(out.String(), tt.says) {
+			t.Errorf("%s: %d %q, want %d and %q", tt.args, code, out.String(), tt.code, tt.says)
+		}
+	}
+	if err := program.Close(); err != nil {
+		t.Error(err)
+	}
+	var out bytes.Buffer
+	if code := run(t.Context(), []string{"outbox", "status", "-schema", schema}, &out, &out); code != 1 || !strings.Contains(out.String(), "no database") {
+		t.Errorf("after the end of the program: %d %q", code, out.String())
 	}
 }
 

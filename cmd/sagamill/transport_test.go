@@ -38,7 +38,7 @@ func startTLSServer(t *testing.T, ca *certtest.Authority) *tlsServer {
 	t.Helper()
 	t.Setenv("AMQP_URL", devservices.InProcess)
 	t.Setenv("DATABASE_URL", "")
-	services, err := devservices.Start(t.Context(), &devservices.Options{Steps: "env,private,npm", Log: io.Discard})
+	services, err := devservices.Start(t.Context(), &devservices.Options{Steps: "env,private", Log: io.Discard})
 	if err != nil {
 		needtest.Missing(t, "postgres", "no PostgreSQL of the test's own: %v", err)
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/sagamill/sagamill/examples/internal/demo"
 	"github.com/sagamill/sagamill/examples/order-saga/internal/event"
 	"github.com/sagamill/sagamill/internal/backoff"
+	"github.com/sagamill/sagamill/internal/devservices"
 	"github.com/sagamill/sagamill/internal/testing/needtest"
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
 	"github.com/sagamill/sagamill/internal/testing/proctest"
@@ -57,6 +58,13 @@ func participant(t *testing.T) (dir string) {
 		if err != nil {
 			t.Fatal(err)
 		}
+	}
+	forbidden, err := devservices.InstallForbidden()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if forbidden {
+		needtest.Missing(t, "node", "SAGAMILL_INSTALL=no forbids npm to fetch the program's packages")
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), npmPatience)
 	defer cancel()

@@ -21,9 +21,36 @@ const (
 	policyForbids = "#!/bin/sh\nexit 101\n"
 )
 
+// installVariable is the environment variable with which a user forbids installations.
+const installVariable = "SAGAMILL_INSTALL"
+
+// InstallForbidden reports whether the user forbids to install packages and to fetch servers.
+func InstallForbidden() (bool, error) {
+	switch value := os.Getenv(installVariable); value {
+	case "", "yes":
+		return false, nil
+	case "no":
+		return true, nil
+	default:
+		return false, fmt.Errorf("devservices: %s: %q is neither yes nor no", installVariable, value)
+	}
+}
+
+// announceInstall prints what is about to be installed or fetched, and why. It returns an error if the user forbids it.
+func (r *run) announceInstall(why, action string) error {
+	if r.noInstall {
+		return serviceAbsent("%s=no forbids %s", installVariable, action)
+	}
+	r.printInstall("%s: %s (%s=no forbids it)", why, action, installVariable)
+	return nil
+}
+
+// noServer is the reason for the installation of a server: all other ways have failed.
+func noServer(service string) string { return service + " neither runs here nor is installed" }
+
 // aptPostgres installs the distribution's PostgreSQL and then starts a private server from it.
 func (r *run) aptPostgres(ctx context.Context) (instance, error) {
-	if err := r.aptInstall(ctx, "postgresql"); err != nil {
+	if err := r.aptInstall(ctx, noServer("PostgreSQL"), "postgresql"); err != nil {
 		return instance{}, err
 	}
 	return r.privatePostgres(ctx)
@@ -31,7 +58,7 @@ func (r *run) aptPostgres(ctx context.Context) (instance, error) {
 
 // aptRabbit does the same for RabbitMQ.
 func (r *run) aptRabbit(ctx context.Context) (instance, error) {
-	if err := r.aptInstall(ctx, "rabbitmq-server"); err != nil {
+	if err := r.aptInstall(ctx, noServer("RabbitMQ"), "rabbitmq-server"); err != nil {
 		return instance{}, err
 	}
 	return r.privateRabbit(ctx)
@@ -39,20 +66,14 @@ func (r *run) aptRabbit(ctx context.Context) (instance, error) {
 
 // aptRedis does the same for Redis.
 func (r *run) aptRedis(ctx context.Context) (instance, error) {
-	if err := r.aptInstall(ctx, "redis-server"); err != nil {
+	if err := r.aptInstall(ctx, noServer("Redis"), "redis-server"); err != nil {
 		return instance{}, err
 	}
 	return r.privateRedis(ctx)
 }
 
-// Install installs packages with apt-get, without starting their services, and writes a line to log. It
-// returns an error if there is no apt-get, or without root's rights.
-func Install(ctx context.Context, log io.Writer, names ...string) error {
-	return (&run{log: log}).aptInstall(ctx, names...)
-}
-
-// aptInstall installs packages without starting their services: the run starts private ones.
-func (r *run) aptInstall(ctx context.Context, names ...string) (err error) {
+// aptInstall installs packages. It returns an error if there is no apt-get, or without root's rights.
+func (r *run) aptInstall(ctx context.Context, why string, names ...string) error {
 	apt, err := exec.LookPath("apt-get")
 	if err != nil {
 		return serviceAbsent("no apt-get")
@@ -60,8 +81,19 @@ func (r *run) aptInstall(ctx context.Context, names ...string) (err error) {
 	if os.Geteuid() != 0 {
 		return serviceAbsent("apt-get needs root")
 	}
-	r.printLine("installing %s with apt-get", strings.Join(names, ", "))
-	allow, err := forbidServices(policyFile)
+	return r.installPackages(ctx, aptGet{apt, policyFile}, why, names)
+}
+
+// An aptGet is the program, and the file that keeps packages from starting services.
+type aptGet struct{ path, policy string }
+
+// installPackages installs packages without starting their services: the run starts private ones. Before it does
+// anything, it prints why, and how to forbid it.
+func (r *run) installPackages(ctx context.Context, apt aptGet, why string, names []string) (err error) {
+	if err := r.announceInstall(why, "installing "+strings.Join(names, ", ")+" with apt-get"); err != nil {
+		return err
+	}
+	allow, err := forbidServices(apt.policy)
 	if err != nil {
 		return err
 	}
@@ -70,7 +102,7 @@ func (r *run) aptInstall(ctx context.Context, names ...string) (err error) {
 	env := append(os.Environ(), "DEBIAN_FRONTEND=noninteractive")
 	get := func(args ...string) error {
 		args = append([]string{"-q", "-o", "DPkg::Lock::Timeout=120"}, args...) // another run may hold it
-		_, err := program{path: apt, args: args, env: env}.runProgram(ctx, aptTimeout)
+		_, err := program{path: apt.path, args: args, env: env}.runProgram(ctx, aptTimeout)
 		return err
 	}
 	// Without a network, package lists of the image or of an earlier update may do.
@@ -98,28 +130,36 @@ func forbidServices(path string) (allow func() error, err error) {
 var installing sync.Mutex
 
 // Program returns the path of a program. If the program is missing, it installs Debian's packages where that
-// is possible, and writes a line to log. Otherwise the error says what to install.
+// is possible and the user does not forbid it. Before that it writes a line to log. Otherwise the error says what to
+// install. A test does not call Program, because `go test` hides that line: see [FindProgram].
 func Program(ctx context.Context, log io.Writer, name string, packages ...string) (string, error) {
 	installing.Lock()
 	defer installing.Unlock()
-	if path, err := lookProgram(name); err == nil {
+	if path, err := FindProgram(name, packages...); err == nil {
 		return path, nil
 	}
-	err := Install(ctx, log, packages...)
-	if err == nil {
-		var path string
-		if path, err = lookProgram(name); err == nil {
-			return path, nil
-		}
+	forbidden, err := InstallForbidden()
+	if err != nil {
+		return "", err
 	}
-	return "", fmt.Errorf("no %s: install it (on Debian and Ubuntu: apt-get install %s): %w", name, strings.Join(packages, " "), err)
+	if err := (&run{log: log, noInstall: forbidden}).aptInstall(ctx, name+" is needed and not installed", packages...); err != nil {
+		return "", fmt.Errorf("%w: %w", missingProgram(name, packages), err)
+	}
+	return FindProgram(name, packages...)
 }
 
-// lookProgram also looks in /usr/sbin, where daemons are, which only root has on PATH.
-func lookProgram(name string) (string, error) {
-	path, err := exec.LookPath(name)
-	if daemon := "/usr/sbin/" + name; err != nil && executable(daemon) {
+// FindProgram returns the path of an installed program. Otherwise the error says what to install. It also looks in
+// /usr/sbin, where daemons are, which only root has on PATH.
+func FindProgram(name string, packages ...string) (string, error) {
+	if path, err := exec.LookPath(name); err == nil {
+		return path, nil
+	}
+	if daemon := "/usr/sbin/" + name; executable(daemon) {
 		return daemon, nil
 	}
-	return path, err
+	return "", missingProgram(name, packages)
+}
+
+func missingProgram(name string, packages []string) error {
+	return fmt.Errorf("no %s: install it (on Debian and Ubuntu: apt-get install %s)", name, strings.Join(packages, " "))
 }

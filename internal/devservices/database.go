@@ -1,6 +1,7 @@
 package devservices
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -129,6 +130,31 @@ func isLitter(name string, now time.Time) bool {
 	day, _, dated := strings.Cut(rest, "_")
 	made, err := time.Parse(dayFormat, day)
 	return ours && dated && err == nil && now.Sub(made) > litterAge
+}
+
+// sqlCountConnections counts what is neither used nor kept for superusers. Only PostgreSQL 16 and later have
+// reserved_connections.
+const sqlCountConnections = `
+SELECT n - coalesce(current_setting('superuser_reserved_connections')::int, 0) - coalesce(current_setting('reserved_connections', true)::int, 0)
+	- (SELECT count(*)::int FROM pg_stat_activity WHERE backend_type = 'client backend'), n
+FROM (SELECT current_setting('max_connections')::int AS n) s`
+
+// CountConnections returns how many connections the PostgreSQL server accepts now, besides those that it keeps for
+// superusers, and how many in all.
+func (s *Services) CountConnections(ctx context.Context) (free, limit int, err error) {
+	return countConnections(ctx, cmp.Or(s.DirectURL, s.DatabaseURL))
+}
+
+func countConnections(ctx context.Context, dsn string) (free, limit int, err error) {
+	ctx, cancel := context.WithTimeout(ctx, envTimeout)
+	defer cancel()
+	conn, err := connectTo(ctx, dsn)
+	if err != nil {
+		return 0, 0, err
+	}
+	defer conn.Close(ctx)
+	err = conn.QueryRow(ctx, sqlCountConnections).Scan(&free, &limit)
+	return free, limit, err
 }
 
 func executeStatement(ctx context.Context, dsn, statement string) error {

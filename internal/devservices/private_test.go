@@ -9,6 +9,7 @@ import (
 	"net/url"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
@@ -120,10 +121,37 @@ func TestPrivatePostgres(t *testing.T) {
 	if _, err := pool.Exec(t.Context(), "CREATE ROLE guest LOGIN PASSWORD 'g'"); err != nil {
 		t.Fatal(err)
 	}
+	checkConnections(t, in.url)
 	checkOwnDatabase(t, r, in.url)
 	checkNoOwnDatabase(t, r, log, in.url)
 	pool.Close()
 	checkClosed(t, r, 1)
+}
+
+// The files of private servers are in memory for tests, if there is room, and on disk for measurements.
+func TestFilesInMemory(t *testing.T) {
+	t.Parallel()
+	for _, opts := range []Options{{}, {Own: true}, {InMemory: true}} {
+		opts.Log = io.Discard
+		r, err := prepareRun(&opts)
+		if err != nil {
+			t.Fatal(err)
+		}
+		dir, err := r.runDirectory()
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := temporaryParent()
+		if (opts.Own || opts.InMemory) && inMemory() {
+			want = memory
+		}
+		if got := filepath.Dir(dir.path); got != want {
+			t.Errorf("%+v: files are in %s, want %s", opts, got, want)
+		}
+		if err := r.closeRun(); err != nil {
+			t.Error(err)
+		}
+	}
 }
 
 func TestPostgresEnv(t *testing.T) {
@@ -148,6 +176,23 @@ func TestPostgresEnv(t *testing.T) {
 	}
 	if got := firstValue(t.Context(), conn, "SHOW shared_buffers"); got != "4MB" {
 		t.Errorf("shared_buffers = %q, want 4MB, as set", got)
+	}
+}
+
+// checkConnections checks the count while four connections of the test are open.
+func checkConnections(t *testing.T, dsn string) {
+	t.Helper()
+	for range 4 {
+		conn, err := connectTo(t.Context(), dsn)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close(t.Context())
+	}
+	const reserved = 3 // for superusers
+	free, limit, err := countConnections(t.Context(), dsn)
+	if most := pgPrivateMaxConns - reserved - 4; err != nil || limit != pgPrivateMaxConns || free > most || free < most-10 {
+		t.Errorf("%d of %d connections are free, %v; want at most %d of %d", free, limit, err, most, pgPrivateMaxConns)
 	}
 }
 

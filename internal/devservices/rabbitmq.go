@@ -96,7 +96,7 @@ func probeRabbit(timeout time.Duration, broker string) (_ string, err error) {
 
 const (
 	rabbitReadyTimeout = 90 * time.Second // it takes 3 to 20 s to boot
-	rabbitReadyPause   = 200 * time.Millisecond
+	rabbitReadyPause   = 50 * time.Millisecond
 	rabbitUser         = "sagamill"
 )
 

@@ -2,6 +2,9 @@ package devservices
 
 import (
 	"errors"
+	"fmt"
+	"io"
+	"net"
 	"net/url"
 	"strings"
 	"testing"
@@ -70,5 +73,69 @@ func TestNoRedis(t *testing.T) {
 	}
 	if !strings.Contains(log.String(), "not tested") {
 		t.Errorf("log = %s, want it to say that something is not tested", log)
+	}
+}
+
+// The forms of URLs that the client library of the stores takes as well.
+func TestParseRedisURL(t *testing.T) {
+	t.Parallel()
+	for server, want := range map[string]string{
+		"redis://h":                           "tcp h:6379 0",
+		"redis://:p@h:1/2":                    "tcp h:1 2",
+		"redis://u:p@[::1]:1/?db=3":           "tcp [::1]:1 3",
+		"rediss://h":                          "tcp h:6379 0 TLS",
+		"unix:///run/redis.sock?db=4":         "unix /run/redis.sock 4",
+		"redis://h/hunter2":                   "",
+		"http://u:hunter2@h":                  "",
+		"redis://u:hunter2@%zz":               "",
+		"redis://u:hunter2@h/1/2?db=hunter2x": "",
+	} {
+		at, err := parseRedisURL(server)
+		got := ""
+		if err == nil {
+			got = fmt.Sprintf("%s %s %d", at.network, at.address, at.database)
+		}
+		if at.tls {
+			got += " TLS"
+		}
+		if got != want || (err == nil) != (want != "") {
+			t.Errorf("parseRedisURL(%q) = %q, %v; want %q", server, got, err, want)
+		}
+		if err != nil && strings.Contains(err.Error(), "hunter2") {
+			t.Errorf("the error shows the URL: %v", err)
+		}
+	}
+}
+
+// The server at the port may be another program, or unusable.
+func TestProbeRedisRefusesOthers(t *testing.T) {
+	t.Parallel()
+	for answers, want := range map[string]string{
+		"+OK\r\n$35\r\nredis_version:5.0.14\r\nrole:master\r\n\r\n": `version "5.0.14"`,
+		"-NOAUTH Authentication required.\r\n":                      "NOAUTH",
+		"220 mail.example ESMTP\r\n":                                "no Redis server",
+		"+OK\r\n$99999999999\r\n":                                   "no Redis server",
+		"+OK\r\n$-1\r\n":                                            "no Redis server",
+		"+OK\r\n$3\r\n":                                             "EOF",
+		"\r\n":                                                      "no Redis server",
+		"+OK\r\n$45\r\n# Server\r\nredis_version:7.0.0\r\nrole:replica\r\n\r\n": "it is a replica",
+	} {
+		listener, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		go func() {
+			if conn, err := listener.Accept(); err == nil {
+				_, _ = conn.Write([]byte(answers))
+				_ = conn.(*net.TCPConn).CloseWrite()
+				_, _ = io.Copy(io.Discard, conn) // a reset would discard the answers
+				_ = conn.Close()
+			}
+		}()
+		_, err = probeRedis(t.Context(), findTimeout, "redis://"+listener.Addr().String())
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("answered with %q: %v, want %q", answers, err, want)
+		}
+		_ = listener.Close()
 	}
 }

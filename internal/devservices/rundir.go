@@ -174,7 +174,7 @@ func (r *run) runDirectory() (*rundir, error) {
 		return r.dir, nil
 	}
 	parent := temporaryParent()
-	if r.own && inMemory() {
+	if r.memory && inMemory() {
 		parent = memory
 	}
 	dir, err := newRundir(parent)

@@ -50,8 +50,11 @@ type instance struct {
 // A run is the state of one Start: the ways that it may try, and the actions that undo it.
 type run struct {
 	log        io.Writer
-	own        bool     // private servers come before those that are found
-	ways       []string // those allowed
+	installs   io.Writer // nil: log alone
+	own        bool      // private servers come before those that are found
+	memory     bool      // files of private servers are in memory, if there is room
+	noInstall  bool      // the user forbids to install packages and to fetch servers
+	ways       []string  // those allowed
 	postgres   pgChoice
 	pgEnv      []string // of a private PostgreSQL
 	pgSettings []string // likewise
@@ -132,6 +135,14 @@ var variables = map[string]string{"PostgreSQL": "DATABASE_URL", "RabbitMQ": "AMQ
 // the program that runs.
 func (r *run) printLine(format string, args ...any) {
 	fmt.Fprintf(r.log, "services: "+format+"\n", args...)
+}
+
+// printInstall prints one line about what is installed or fetched.
+func (r *run) printInstall(format string, args ...any) {
+	r.printLine(format, args...)
+	if r.installs != nil {
+		fmt.Fprintf(r.installs, "services: "+format+"\n", args...)
+	}
 }
 
 // undoOnClose adds undo to the actions of [run.closeRun]. It runs before all that were added earlier.

@@ -2,9 +2,14 @@
 // Go.
 //
 // A server is taken from DATABASE_URL or AMQP_URL, found at its default port, or started by Docker, from installed
-// binaries, or from a package, in this order. What is started serves all tests of a test binary, and ends with its
-// process, also if that is killed. [Main] stops it earlier and removes its files; without Main the next run removes
-// them.
+// binaries, or from a package, in this order. A package is fetched with npm, or as root installed with apt-get, after a
+// line on standard error; SAGAMILL_INSTALL=no forbids both.
+//
+// PostgreSQL is ready after one second, RabbitMQ after three to five, each further database after a tenth of one: the
+// files of servers that are started are in memory, if it has 4 GiB of room.
+//
+// What is started serves all tests of a test binary, and ends with its process, also if that is killed. [Main] stops it
+// earlier and removes its files; without Main the next run removes them.
 package servers
 
 import (
@@ -48,7 +53,7 @@ func (s *server) start(t testing.TB, opts devservices.Options) *devservices.Serv
 	s.once.Do(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
 		defer cancel()
-		opts.Log = &s.log
+		opts.Log, opts.Installs, opts.InMemory = &s.log, os.Stderr, true
 		s.services, s.err = devservices.Start(ctx, &opts)
 	})
 	if s.err != nil {

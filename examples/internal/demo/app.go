@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"net/http"
 	"slices"
 	"sync"
@@ -40,9 +39,9 @@ type App struct {
 func (a *App) Run(caller context.Context, listening chan<- string) error {
 	ctx, stop := context.WithCancelCause(caller)
 	defer stop(nil)
-	listener, err := net.Listen("tcp", a.Settings.Listen)
+	listener, err := a.Settings.takeListener()
 	if err != nil {
-		return BadSetting("-listen", "%v", err)
+		return err
 	}
 	address := listener.Addr().String()
 	if listening != nil {

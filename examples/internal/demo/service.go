@@ -2,7 +2,6 @@ package demo
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net/http"
@@ -11,11 +10,10 @@ import (
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/sagamill/sagamill/consumer"
-	"github.com/sagamill/sagamill/internal/backoff"
+	"github.com/sagamill/sagamill/internal/pgaway"
 	"github.com/sagamill/sagamill/migrations"
 	"github.com/sagamill/sagamill/outbox"
 	"github.com/sagamill/sagamill/saga"
@@ -83,30 +81,17 @@ func (s *Service) checkTopics(declared []string) error {
 	return fmt.Errorf("its steps listen to %v, but queues are declared for %v", s.Consumer.Topics(), declared)
 }
 
-// MigrateService applies sagamill's tables and the service's own. If the server refuses connections or is
-// starting, Migrate tries again until ctx ends.
+// MigrateService applies sagamill's tables and the service's own. While the server refuses connections or is starting,
+// it tries again until ctx ends, and logs why.
 func (p *Program) MigrateService(ctx context.Context, service, databaseURL string) error {
-	for {
-		err := migrations.Up(ctx, databaseURL, p.Schemas[service])
-		if err == nil {
-			return migrations.UpFrom(ctx, databaseURL, p.Schemas[service], service+"_version", p.Tables[service])
-		}
-		var refused *pgconn.ConnectError
-		var answered *pgconn.PgError
-		if !errors.As(err, &refused) || errors.As(err, &answered) && !isStarting(answered) {
+	return pgaway.RetryUntilReachable(ctx, func(err error) {
+		slog.WarnContext(ctx, "the database cannot be reached; trying again", "service", service, "error", err)
+	}, func(ctx context.Context) error {
+		if err := migrations.Up(ctx, databaseURL, p.Schemas[service]); err != nil {
 			return err
 		}
-		slog.WarnContext(ctx, "the database does not answer yet", "service", service)
-		if backoff.Sleep(ctx, 250*time.Millisecond) != nil {
-			return err
-		}
-	}
-}
-
-// isStarting reports whether the answer says that the server accepts connections later. Any other
-// answer means a wrong setting, such as a database that does not exist.
-func isStarting(answer *pgconn.PgError) bool {
-	return strings.HasPrefix(answer.Code, "57P") || answer.Code == "53300"
+		return migrations.UpFrom(ctx, databaseURL, p.Schemas[service], service+"_version", p.Tables[service])
+	})
 }
 
 // runConsumer takes messages until ctx ends.

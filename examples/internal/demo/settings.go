@@ -14,6 +14,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
@@ -37,6 +38,8 @@ type Settings struct {
 	DatabaseURL    string
 	AMQPURL        string
 	AllowPlaintext bool // to other machines
+
+	listener net.Listener // opened by Serve, until the App takes it
 }
 
 var namespacePattern = regexp.MustCompile(`^[A-Za-z0-9_-]{1,40}$`)
@@ -219,9 +222,40 @@ func (s *Settings) findDatabase(service string) (variable, url string) {
 	return "DATABASE_URL", s.DatabaseURL
 }
 
+// openListener listens at the address of the HTTP interface. Its error is a [SettingError], which names the address and
+// the flag.
+func (s *Settings) openListener() (net.Listener, error) {
+	listener, err := net.Listen("tcp", s.Listen)
+	switch {
+	case errors.Is(err, syscall.EADDRINUSE):
+		return nil, BadSetting("-listen", "%s is in use by another program: end that one, or run %s serve -listen 127.0.0.1:0, which takes a free port", s.Listen, s.Program.Name)
+	case err != nil:
+		return nil, BadSetting("-listen", "%v", err)
+	}
+	return listener, nil
+}
+
+// takeListener returns the listener that Serve has opened, or a new one. The caller closes it.
+func (s *Settings) takeListener() (net.Listener, error) {
+	if listener := s.listener; listener != nil {
+		s.listener = nil
+		return listener, nil
+	}
+	return s.openListener()
+}
+
 // Serve finds or starts the servers that the environment does not name, and calls run. It
-// stops the servers that it has started when run returns.
-func (s *Settings) Serve(ctx context.Context, stderr io.Writer, run func(*slog.Logger) error) error {
+// stops the servers that it has started when run returns. It starts nothing if the address of the HTTP interface is in
+// use.
+func (s *Settings) Serve(ctx context.Context, stderr io.Writer, run func(*slog.Logger) error) (err error) {
+	if s.listener, err = s.openListener(); err != nil {
+		return err
+	}
+	defer func() {
+		if s.listener != nil { // nobody took it
+			_ = s.listener.Close()
+		}
+	}()
 	if s.DatabaseURL == "" || s.AMQPURL == "" {
 		found, err := devservices.Start(ctx, &devservices.Options{Log: stderr, KeepDatabase: true, Database: s.Program.snakeName()})
 		if err != nil {

@@ -2,7 +2,6 @@ package poolertest
 
 import (
 	"net/url"
-	"os"
 	"testing"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -25,10 +24,10 @@ type bouncer struct {
 // newBouncer starts pgbouncer in front of the tests' database, until the test ends.
 func newBouncer(t testing.TB) *bouncer {
 	t.Helper()
-	if _, err := devservices.Program(t.Context(), os.Stderr, "pgbouncer", "pgbouncer"); err != nil {
+	if _, err := devservices.FindProgram(devservices.PoolerProgram, devservices.PoolerProgram); err != nil {
 		needtest.Missing(t, "pgbouncer", "%v", err)
 	}
-	p, err := devservices.StartPooler(t.Context(), os.Stderr, pgtest.URL(), poolSize)
+	p, err := devservices.StartPooler(t.Context(), pgtest.URL(), poolSize)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -40,7 +40,7 @@ func startPostgres(t *testing.T) (started func() *postgres) {
 	var services *devservices.Services
 	var err error
 	var group sync.WaitGroup
-	group.Go(func() { services, err = devservices.Start(t.Context(), &devservices.Options{Steps: "env,private,npm"}) })
+	group.Go(func() { services, err = devservices.Start(t.Context(), &devservices.Options{Steps: "env,private"}) })
 	t.Cleanup(func() {
 		if group.Wait(); err == nil {
 			_ = services.Close()

@@ -1,11 +1,14 @@
 // Command with runs a program with the development services at hand:
 //
-//	with [-keep-database] [-own] [-pooler] [--] COMMAND [ARGUMENT…]
+//	with [-keep-database] [-own] [-pooler] [-program NAME] [--] COMMAND [ARGUMENT…]
 //
 // COMMAND gets DATABASE_URL, AMQP_URL, REDIS_URL and NATS_URL; with -pooler, DATABASE_DIRECT_URL leads
 // past it. Its exit code is with's own; 1 also means that there are no services.
-// In the end it says on standard error which tests did not run (internal/testing/needtest). Without COMMAND the services are held, and
-// their URLs printed, until a signal comes.
+// In the end it says on standard error which tests did not run (internal/testing/needtest). Without COMMAND the services
+// are held, and their URLs printed, until a signal comes.
+//
+// With -own, COMMAND runs tests: SAGAMILL_PACE has the flags of `go test` that suit the connections which PostgreSQL has
+// free. With -program, a missing program is installed first, because tests install nothing: `go test` would hide it.
 package main
 
 import (
@@ -27,8 +30,10 @@ func main() {
 	keep := flag.Bool("keep-database", false, "use the database that is found as it is, making none for this run")
 	own := flag.Bool("own", false, "start servers for this run, where they are installed, rather than use what is found")
 	pooler := flag.Bool("pooler", false, "put a pgbouncer in transaction mode before the database")
+	var needed programs
+	flag.Var(&needed, "program", "install this program if it is missing, after a line that says so; may be repeated")
 	flag.Parse()
-	code, err := runWith(&devservices.Options{KeepDatabase: *keep, Own: *own, Pooler: *pooler, Redis: true, NATS: true}, flag.Args())
+	code, err := runWith(needed, &devservices.Options{KeepDatabase: *keep, Own: *own, Pooler: *pooler, Redis: true, NATS: true}, flag.Args())
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		code = max(code, 1)
@@ -36,13 +41,16 @@ func main() {
 	os.Exit(code)
 }
 
-func runWith(opts *devservices.Options, command []string) (code int, err error) {
+func runWith(needed programs, opts *devservices.Options, command []string) (code int, err error) {
 	// From here on no signal ends us before the services are stopped.
 	signals := make(chan os.Signal, 8)
 	signal.Notify(signals, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
 
+	if err := needed.install(ctx, os.Stderr); err != nil {
+		return 1, err
+	}
 	services, err := devservices.Start(ctx, opts)
 	if err != nil {
 		return 1, err
@@ -53,7 +61,13 @@ func runWith(opts *devservices.Options, command []string) (code int, err error) 
 		<-ctx.Done()
 		return 0, nil
 	}
-	env, tell, err := collectNotTested(services.Environ(os.Environ()), os.Stderr)
+	env := services.Environ(os.Environ())
+	if opts.Own {
+		if env, err = addPace(ctx, services, env, os.Stderr); err != nil {
+			return 1, err
+		}
+	}
+	env, tell, err := collectNotTested(env, os.Stderr)
 	if err != nil {
 		return 1, err
 	}

@@ -123,8 +123,8 @@ func parseBroker(c *cli.Call) (at string, t rabbitmq.Topology, err error) {
 	if err := c.ParseFlags(); err != nil {
 		return "", t, err
 	}
-	if at == "" {
-		return "", t, errors.New("no broker: give -amqp or set AMQP_URL")
+	if err := c.FindBroker(&at); err != nil {
+		return "", t, err
 	}
 	if err := plaintext.Broker(at); err != nil && !*c.AllowPlaintext {
 		return "", t, fmt.Errorf("-amqp, or AMQP_URL without it: %w", err)

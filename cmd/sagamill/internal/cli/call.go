@@ -157,23 +157,43 @@ func (c *Call) findDatabase() error {
 	if *c.Database != "" {
 		return nil
 	}
+	running, err := c.findRunning("database", "DATABASE_URL")
+	*c.Database = running.DatabaseURL
+	return err
+}
+
+// FindBroker does the same for the URL of the broker, whose flag is -amqp.
+func (c *Call) FindBroker(url *string) error {
+	if *url != "" {
+		return nil
+	}
+	running, err := c.findRunning("amqp", "AMQP_URL")
+	if err == nil && (running.AMQPURL == "" || running.AMQPURL == devservices.InProcess) {
+		return fmt.Errorf("no broker: that of the running %s is a part of it; give -amqp or set AMQP_URL", running.Program)
+	}
+	*url = running.AMQPURL
+	return err
+}
+
+// findRunning returns the only program of this user that advertises its servers, if the flag was not given.
+func (c *Call) findRunning(flag, variable string) (found devservices.Advertised, err error) {
+	what := map[string]string{"database": "database", "amqp": "broker"}[flag]
 	var running []devservices.Advertised
-	if !c.IsGiven([]string{"database"}) {
+	if !c.IsGiven([]string{flag}) {
 		running = devservices.FindAdvertised()
 	}
 	switch len(running) {
 	case 0:
-		return errors.New("no database: give -database or set DATABASE_URL")
+		return found, fmt.Errorf("no %s: give -%s or set %s", what, flag, variable)
 	case 1:
-		*c.Database = running[0].DatabaseURL
-		fmt.Fprintf(c.Stderr, "sagamill: database of the running %s\n", running[0].Program)
-		return nil
+		fmt.Fprintf(c.Stderr, "sagamill: %s of the running %s\n", what, running[0].Program)
+		return running[0], nil
 	}
 	names := make([]string, len(running))
 	for i := range running {
 		names[i] = running[i].Program
 	}
-	return fmt.Errorf("no database: give -database or set DATABASE_URL, since several programs run that have one: %s", strings.Join(names, ", "))
+	return found, fmt.Errorf("no %s: give -%s or set %s, since several programs run that have one: %s", what, flag, variable, strings.Join(names, ", "))
 }
 
 // PrintHelp prints the command's flags.
