@@ -13,6 +13,7 @@
 //	                outbox row, key, commit
 //	plain-8         the same with eight subscriptions
 //	ours-single     package consumer, a transaction for each message
+//	ours-service    the consumer that package sagamill makes, with metrics and traces
 //	ours-batch      with its defaults
 //	ours-queued     the same, with the business row queued by the handler
 //

@@ -8,6 +8,7 @@ const (
 	kindPlain1 = "plain-1"
 	kindPlain8 = "plain-8"
 	kindSingle = "ours-single"
+	kindServed = "ours-service"
 	kindBatch  = "ours-batch"
 	kindQueued = "ours-queued"
 )
@@ -27,6 +28,7 @@ var kinds = []kind{
 	{kindPlain1, openPlain(1, plain1Prefetch)},
 	{kindPlain8, openPlain(8, plain8Prefetch)},
 	{kindSingle, openOurWay(setup{options: consumer.Options{BatchSize: 1}, handler: insertAndEmit})},
+	{kindServed, openService(batchedSetup(insertAndEmit))},
 	{kindBatch, openOurWay(batchedSetup(insertAndEmit))},
 	{kindQueued, openOurWay(batchedSetup(queueAndEmit))},
 }

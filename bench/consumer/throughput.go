@@ -23,6 +23,7 @@ var ratios = []ratio{
 	{kind: kindQueued, to: kindPlain1},
 	{kind: kindQueued, to: kindPlain8},
 	{kind: kindBatch, to: kindRaw},
+	{kind: kindServed, to: kindBatch, name: "service-%s-by-hand", native: 0.95, slow: 0.95},
 }
 
 // throughputs compares how fast the kinds work off a backlog.

@@ -16,9 +16,11 @@ const (
 	dialTimeout  = 10 * time.Second
 	depthTimeout = 10 * time.Second // until a queue shows its confirmed messages
 	depthPause   = 20 * time.Millisecond
-	fillWindow   = 1000    // unconfirmed messages while a queue is filled
-	service      = "bench" // owner of the queues
+	fillWindow   = 1000 // unconfirmed messages while a queue is filled
 )
+
+// QueueService is the owner of the queues.
+const QueueService = "bench"
 
 // A Broker is the private RabbitMQ, with a channel for managing queues.
 type Broker struct {
@@ -64,7 +66,7 @@ type Queue struct {
 
 // DeclareQueue creates the queue of topic. An existing queue stays unchanged.
 func (b *Broker) DeclareQueue(ctx context.Context, topic string) (*Queue, error) {
-	cfg, err := rabbitmq.NewConfig(b.URL, service, nil)
+	cfg, err := rabbitmq.NewConfig(b.URL, QueueService, nil)
 	if err != nil {
 		return nil, err
 	}
