@@ -12,9 +12,11 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/sagamill/sagamill/consumer"
 	"github.com/sagamill/sagamill/inproc"
+	"github.com/sagamill/sagamill/internal/suites/roletest"
 	"github.com/sagamill/sagamill/migrations"
 	"github.com/sagamill/sagamill/operator"
 	"github.com/sagamill/sagamill/outbox"
@@ -256,7 +258,7 @@ func look(ctx context.Context, w *world, key string) error {
 	if err := w.prepare(ctx, key); err != nil {
 		return err
 	}
-	for _, do := range []scenario{lookAtSteps, lookAtOutbox, lookAtSagas, locate} {
+	for _, do := range []scenario{lookAtSteps, lookAtOutbox, lookAtSagas, lookAtAll, locate} {
 		if err := do(ctx, w, key); err != nil {
 			return err
 		}
@@ -319,6 +321,21 @@ func lookAtSagas(ctx context.Context, w *world, key string) error {
 	}
 	live, err := saga.NewManifest(tours).Check(ctx, w.pools["reader"], w.Schema)
 	return done("check", len(live) > 0, err)
+}
+
+// lookAtAll does what sagamill status does.
+func lookAtAll(ctx context.Context, w *world, key string) error {
+	all, err := operator.ReadOverview(ctx, w.pools["reader"], w.Schema)
+	if err != nil {
+		return err
+	}
+	for _, p := range all[0].Unreadable {
+		err = errors.Join(err, p.Err)
+	}
+	if err == nil && all[0].Denied {
+		err = &pgconn.PgError{Code: roletest.Denied, Message: "the version is denied"}
+	}
+	return done("status", len(all[0].Parts) == 4 && all[0].Version > 0, err)
 }
 
 // locate does what sagamill why does.
