@@ -244,8 +244,13 @@ func decide(ctx context.Context, w *world, key string) error {
 			return err
 		}
 	}
+	again := operator.Decision{Verb: operator.VerbPause, By: "ann", Why: "it is a test"}
+	all, err := n.DecideAll(ctx, operator.InstanceFilter{Key: key}, again, nil)
+	if err := done("pause all", all.Decided > 0, err); err != nil {
+		return err
+	}
 	timeline, err := n.Get(ctx, outer)
-	return done("show", len(timeline.Journal) == 2, err)
+	return done("show", len(timeline.Journal) == 3, err)
 }
 
 // readJournal checks the entries of the journal, and who made them.
