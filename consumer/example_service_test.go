@@ -2,6 +2,7 @@ package consumer_test
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"os/signal"
 	"sync"
@@ -51,4 +52,18 @@ func Example_service() {
 	running.Go(func() { must(relay.Run(ctx)) })
 	running.Go(func() { must(service.Run(ctx)) })
 	running.Wait() // until it is told to stop: what has begun is finished and acked
+}
+
+// A health check of a process that has no consumer.
+func ExampleReadStats() {
+	_ = func(ctx context.Context, db *pgxpool.Pool) error {
+		stats, err := consumer.ReadStats(ctx, db, "payment_service")
+		if err != nil {
+			return err
+		}
+		for _, p := range stats.Parked {
+			fmt.Println(p.Messages, p.State(), p.Step, p.Reason, p.Oldest)
+		}
+		return nil
+	}
 }

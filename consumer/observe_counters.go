@@ -1,6 +1,7 @@
 package consumer
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -9,6 +10,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/sagamill/sagamill/internal/sqlschema"
 	"github.com/sagamill/sagamill/outbox"
@@ -296,9 +298,22 @@ FROM parked
 GROUP BY 1, 2, 3, 4
 ORDER BY 1, 2, 3, 4`
 
+// ReadStats reads the Stats of schema, by default sagamill. It needs no [Consumer].
+func ReadStats(ctx context.Context, db *pgxpool.Pool, schema string) (Stats, error) {
+	schema = cmp.Or(schema, sqlschema.Default)
+	if err := sqlschema.Check(schema); err != nil {
+		return Stats{}, fmt.Errorf("consumer: %w", err)
+	}
+	return countParked(ctx, db, sqlschema.Bind(schema, sqlReadStats))
+}
+
 // Stats reads the Stats. They are of one instant.
-func (c *Consumer) Stats(ctx context.Context) (s Stats, err error) {
-	rows, _ := c.executor.database.db.Query(ctx, c.executor.sql.readStats, outbox.CountLimit)
+func (c *Consumer) Stats(ctx context.Context) (Stats, error) {
+	return countParked(ctx, c.executor.database.db, c.executor.sql.readStats)
+}
+
+func countParked(ctx context.Context, db *pgxpool.Pool, statement string) (s Stats, err error) {
+	rows, _ := db.Query(ctx, statement, outbox.CountLimit)
 	var p ParkedStats
 	var oldest, due int64
 	_, err = pgx.ForEachRow(rows, []any{&p.Step, &p.Undo, &p.Dead, &p.Reason, &p.Messages, &oldest, &due}, func() error {

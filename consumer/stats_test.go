@@ -34,6 +34,12 @@ func TestStats(t *testing.T) {
 	if diff := cmp.Diff(want, got, near, cmpopts.EquateEmpty()); diff != "" {
 		t.Errorf("stats (-want +got):\n%s", diff)
 	}
+	if read, err := ReadStats(t.Context(), f.pool, f.schema); err != nil || cmp.Diff(got, read, near) != "" {
+		t.Errorf("ReadStats = %+v, %v; want what Stats says", read, err)
+	}
+	if _, err := ReadStats(t.Context(), f.pool, "no such"); err == nil {
+		t.Error("ReadStats of a schema with a blank = nil error")
+	}
 	f.exec(t, "UPDATE {schema}.parked SET due_at = clock_timestamp() + interval '1 day'")
 	if got, err := c.Stats(t.Context()); err != nil || got.Overdue != 0 {
 		t.Errorf("with nothing due: overdue for %s, %v; want 0", got.Overdue, err)

@@ -108,6 +108,23 @@ func ExampleSchemas() {
 	}
 }
 
+// Which schemas have had which migrations.
+func ExampleListApplied() {
+	ctx := context.Background()
+	db, err := pgxpool.New(ctx, os.Getenv("DATABASE_URL"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer db.Close()
+	all, err := migrations.ListApplied(ctx, db)
+	if err != nil {
+		log.Fatal(err)
+	}
+	for _, a := range all {
+		log.Print(a.Schema, ": ", a.Version, " of ", migrations.Newest(), " migrations of ", a.Parts)
+	}
+}
+
 // A deployment can ask a binary for its migrations without a database.
 func ExampleNewest() {
 	log.Print("migrations up to ", migrations.Newest())

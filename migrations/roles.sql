@@ -6,7 +6,8 @@
 --   {prefix}_relay     publishes the outbox
 --   {prefix}_consumer  runs steps and orchestrators, and the inbox's sweeper
 --   {prefix}_operator  decides about dead letters, refused messages and sagas, and replays
---   {prefix}_reader    sees where a saga is, and everything else but stored HTTP responses; changes nothing
+--   {prefix}_reader    sees where a saga is, and everything else but idempotency keys and stored HTTP responses: of
+--                      those it sees how many are in progress; changes nothing
 --
 -- For a process that consumes and relays, once this has been run:
 --
@@ -189,7 +190,12 @@ GRANT SELECT, INSERT ON {schema}.saga_journal TO {prefix}_operator;
 -- A row is written with what it tells of, and stays: its time and its database user are the server's.
 GRANT SELECT, INSERT (who, verb, what, ids, why) ON {schema}.operator_journal TO {prefix}_operator;
 {{end}}
-{{if .outbox -}}
+-- The status of the schema: its version, and how many keys are in progress, without the keys.
+GRANT SELECT ON {schema}.schema_version TO {prefix}_reader;
+{{if .idempotency -}}
+GRANT SELECT (state, lease_until, expires_at) ON {schema}.idempotency_key TO {prefix}_reader;
+{{end}}
+{{- if .outbox -}}
 GRANT SELECT ON
     {schema}.outbox_0, {schema}.outbox_1, {schema}.outbox_2, {schema}.outbox_other,
     {schema}.outbox_held, {schema}.outbox_relay, {schema}.outbox_cursor_0, {schema}.outbox_cursor_1

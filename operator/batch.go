@@ -2,6 +2,7 @@ package operator
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"slices"
 	"time"
@@ -23,12 +24,12 @@ const (
 )
 
 // An engine commits batches: the changes of a verb and the row of the journal in one
-// transaction each. One side has one engine.
+// transaction each. One side has one engine, and Instances have one.
 type engine struct {
 	db            *pgxpool.Pool
 	by, why       string
 	begin         string // the BEGIN statement, with a limit for an idle transaction
-	insertJournal string
+	insertJournal string // of changes of messages; Instances have a journal of their own
 
 	beforeCommit, afterCommit func() error // failpoints
 
@@ -36,15 +37,22 @@ type engine struct {
 }
 
 // commitBatch runs change in one transaction. The journal gets a row if change returns ids:
-// those of the letters that have changed. After an error that does not come from the server
-// it is unknown whether the transaction has committed.
+// those of the letters that have changed.
 func (e *engine) commitBatch(ctx context.Context, verb string, what map[string]string, change func(tx pgx.Tx) ([]int64, error)) error {
-	err := pgx.BeginTxFunc(ctx, e.db, pgx.TxOptions{BeginQuery: e.begin}, func(tx pgx.Tx) error {
+	return e.commitChange(ctx, func(tx pgx.Tx) error {
 		ids, err := change(tx)
 		if err == nil {
 			err = e.writeJournal(ctx, tx, verb, what, ids)
 		}
-		if err != nil {
+		return err
+	})
+}
+
+// commitChange runs change in one transaction. After an error that does not come from the server it is unknown whether
+// the transaction has committed.
+func (e *engine) commitChange(ctx context.Context, change func(tx pgx.Tx) error) error {
+	err := pgx.BeginTxFunc(ctx, e.db, pgx.TxOptions{BeginQuery: e.begin}, func(tx pgx.Tx) error {
+		if err := change(tx); err != nil {
 			return err
 		}
 		return e.beforeCommit()
@@ -125,4 +133,41 @@ func formatAge(d time.Duration) string {
 		return ""
 	}
 	return d.String()
+}
+
+// A JournalEntry is one transaction of an operator that has changed messages. A call that
+// changes many has several entries.
+type JournalEntry struct {
+	ID     int64
+	At     time.Time
+	By     string // the person, as stated in [Options]
+	DBUser string // the login role, as the server reports it
+	Verb   string // in the words of the command sagamill, such as "dead redrive"
+	Why    string
+
+	// What describes the choice of the messages. For a filter it is an object of texts, with the fields that
+	// were set. It is empty if the messages were named by ids. For an edit it has names of headers and digests
+	// of payloads.
+	What json.RawMessage
+
+	IDs []int64 // the messages that were changed, removed or replayed
+}
+
+// ReadJournal returns what operators have done to the messages of inbox and outbox in a
+// schema, the newest entry first: those since then, and with an ID below before unless that is
+// 0; at most limit, and at most [MaxList]. Only the owner of the tables can remove an entry.
+// Decisions about sagas are in their own journal: see [Timeline].
+func ReadJournal(ctx context.Context, db *pgxpool.Pool, opts *Options, since time.Time, before int64, limit int) ([]JournalEntry, error) {
+	o, err := opts.withDefaults()
+	if err != nil {
+		return nil, err
+	}
+	rows, _ := db.Query(ctx, newOutboxQueries(o.Schema).listJournal, timeOrNil(since), before, min(limit, MaxList))
+	entries, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (e JournalEntry, err error) {
+		return e, row.Scan(&e.ID, &e.At, &e.By, &e.DBUser, &e.Verb, &e.What, &e.IDs, &e.Why)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("operator: read journal: %w", sqlschema.Explain(err))
+	}
+	return entries, nil
 }

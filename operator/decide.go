@@ -11,7 +11,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/sagamill/sagamill/internal/failpoint"
 	"github.com/sagamill/sagamill/internal/flow"
 	"github.com/sagamill/sagamill/internal/machine"
 	"github.com/sagamill/sagamill/internal/sagarow"
@@ -109,9 +108,29 @@ func (d *Decision) machineEvent(m *machine.Machine, i *sagarow.Row) (machine.Eve
 		for id := range names {
 			names[id] = m.Step(id + 1).Name
 		}
-		return e, fmt.Errorf("there is no step %.70q in %s, version %d: there are %s", d.Step, i.Name, i.Version, strings.Join(names, ", "))
+		return e, &stepUnknownError{d.Step, i.Name, i.Version, names}
 	}
 	return e, nil
+}
+
+// A stepUnknownError reports a Decision about a step that the saga does not have.
+type stepUnknownError struct {
+	step, saga string
+	version    int
+	names      []string // of the steps that it has
+}
+
+func (e *stepUnknownError) Error() string {
+	return fmt.Sprintf("there is no step %.70q in %s, version %d: there are %s", e.step, e.saga, e.version, strings.Join(e.names, ", "))
+}
+
+// complete adds the person and the reason of the Options to d, and returns an error unless d is valid then.
+func (n *Instances) complete(d *Decision) error {
+	d.By, d.Why = cmp.Or(d.By, n.by), cmp.Or(d.Why, n.why)
+	if err := d.validate(); err != nil {
+		return fmt.Errorf("operator: %s: %w", d.Verb, err)
+	}
+	return nil
 }
 
 // Decide applies d to the instance at an address and returns the instance after it. Once Decide
@@ -121,70 +140,69 @@ func (d *Decision) machineEvent(m *machine.Machine, i *sagarow.Row) (machine.Eve
 // After an error nothing has changed, unless it is PostgreSQL's error of COMMIT. Other errors are
 // [saga.ErrNoInstance], [ErrAmbiguous], [ErrPlanUnknown], [ErrRefused], or name what is invalid in d.
 func (n *Instances) Decide(ctx context.Context, at saga.Address, d Decision) (is Instance, err error) {
-	d.By, d.Why = cmp.Or(d.By, n.by), cmp.Or(d.Why, n.why)
-	if err := d.validate(); err != nil {
-		return is, fmt.Errorf("operator: %s: %w", d.Verb, err)
+	if err := n.complete(&d); err != nil {
+		return is, err
 	}
-	err = n.commitDecision(ctx, func(tx pgx.Tx) error {
+	err = n.commitChange(ctx, func(tx pgx.Tx) error {
 		found, err := n.resolveAddress(ctx, tx, at)
 		if err != nil {
 			return err
 		}
-		if err := n.applyDecision(ctx, tx, found, &d); err != nil {
+		i, err := n.rows.LockRow(ctx, tx, sagarow.Address(found))
+		if err != nil {
 			return err
 		}
-		if is, _, err = n.readFamily(ctx, tx, found); err != nil {
+		if err := n.applyDecision(ctx, tx, n.newPlanReader(), i, &d); err != nil {
 			return err
 		}
-		return failpoint.Hit("saga/before-decision-commit")
+		is, _, err = n.readFamily(ctx, tx, found)
+		return err
 	})
-	if err == nil {
-		err = failpoint.Hit("saga/after-decision-commit")
-	}
 	if err != nil {
 		return Instance{}, fmt.Errorf("operator: %s %s: %w", d.Verb, at, sqlschema.Explain(err))
 	}
 	return is, nil
 }
 
-// commitDecision runs do in an operator's transaction.
-func (n *Instances) commitDecision(ctx context.Context, do func(tx pgx.Tx) error) error {
-	return pgx.BeginTxFunc(ctx, n.db, pgx.TxOptions{BeginQuery: sqlBeginDecision}, do)
-}
-
-func (n *Instances) applyDecision(ctx context.Context, tx pgx.Tx, at saga.Address, d *Decision) error {
-	i, err := n.rows.LockRow(ctx, tx, sagarow.Address(at))
+// applyDecision moves the locked i by d, and stores it.
+func (n *Instances) applyDecision(ctx context.Context, tx pgx.Tx, plans *planReader, i *sagarow.Row, d *Decision) error {
+	m, err := n.moveRow(ctx, tx, plans, i, d)
 	if err != nil {
-		return err
-	}
-	m, err := n.readMachine(ctx, tx, i.Name, i.Version, i.Hash)
-	if err != nil {
-		return err
-	}
-	if !m.Fits(&i.Progress) {
-		return fmt.Errorf("%w: the instance has %d steps, %s, version %d, has %d", flow.ErrUnfit, len(i.Progress.Steps), i.Name, i.Version, m.Steps())
-	}
-	e, err := d.machineEvent(m, i)
-	if err != nil {
-		return err
-	}
-	if err := n.checkNested(ctx, tx, i, m, e); err != nil {
-		return err
-	}
-	if err := m.Apply(&i.Progress, e); err != nil && !(errors.Is(err, ErrRefused) && d.Verb == VerbRetry && d.Step == "" && faultOf(i, m) != "") {
 		return err
 	}
 	return n.storeDecision(ctx, tx, i, m, d)
 }
 
+// moveRow moves the progress of i by d and stores nothing. It returns the machine of i.
+func (n *Instances) moveRow(ctx context.Context, db sagarow.Querier, plans *planReader, i *sagarow.Row, d *Decision) (*machine.Machine, error) {
+	m, err := plans.machineOf(ctx, db, i)
+	if err != nil {
+		return nil, err
+	}
+	if !m.Fits(&i.Progress) {
+		return nil, fmt.Errorf("%w: the instance has %d steps, %s, version %d, has %d", flow.ErrUnfit, len(i.Progress.Steps), i.Name, i.Version, m.Steps())
+	}
+	e, err := d.machineEvent(m, i)
+	if err != nil {
+		return nil, err
+	}
+	if err := n.checkNested(ctx, db, i, m, e); err != nil {
+		return nil, err
+	}
+	if err := m.Apply(&i.Progress, e); err != nil && !(errors.Is(err, ErrRefused) && d.Verb == VerbRetry && d.Step == "" && faultOf(i, m) != "") {
+		return nil, err
+	}
+	return m, nil
+}
+
 // checkNested returns an [ErrRefused] if d would settle a step while the saga nested in it
 // still runs: that one would never be compensated.
-func (n *Instances) checkNested(ctx context.Context, tx pgx.Tx, i *sagarow.Row, m *machine.Machine, e machine.Event) error {
+func (n *Instances) checkNested(ctx context.Context, db sagarow.Querier, i *sagarow.Row, m *machine.Machine, e machine.Event) error {
 	if e.Kind != machine.Skip && e.Kind != machine.Reject || m.Step(e.Step).Kind != machine.Nested {
 		return nil
 	}
 	path := flow.N(i.Path, e.Step, i.Progress.Steps[e.Step-1].Attempt)
-	child, err := n.rows.ReadRow(ctx, tx, sagarow.Address{Scope: i.Scope, Key: i.Key, Path: path})
+	child, err := n.rows.ReadRow(ctx, db, sagarow.Address{Scope: i.Scope, Key: i.Key, Path: path})
 	switch {
 	case errors.Is(err, saga.ErrNoInstance):
 		return nil

@@ -6,10 +6,11 @@
 //     or of the outbox, and edits those of the inbox.
 //   - [Replayer] publishes messages of the log again.
 //   - [Locator] finds the steps and messages of one saga.
-//   - [Instances] shows saga instances and applies a [Decision] to one.
+//   - [Instances] shows saga instances and applies a [Decision] to one, or to all that a filter picks.
+//   - [ReadOverview] says how each schema of a database is, and what needs a person.
 //   - [ReadJournal] shows the changes that operators have made to messages.
 //
-// Monitoring needs none of this: consumer.Stats, outbox.ReadStats and saga.Stats count.
+// Monitoring needs none of this: outbox.ReadStats, consumer.ReadStats and saga.ReadStats count.
 //
 // # After an error and after a crash
 //
@@ -18,7 +19,7 @@
 // committed. After an error that does not come from the server it is unknown whether the batch in hand has
 // committed. Repeat the call: it skips the work that is done. A replay is the exception: it may then publish
 // that batch twice, which steps treat as duplicates. A decision about an instance is one transaction with one
-// entry of the journal of that instance.
+// entry of the journal of that instance, also if it is one of many.
 //
 // Previews, lists and locators take no lock. Changes take the locks of the rows that they
 // change, in the order in which consumers and relays take them, for at most one batch. A process
@@ -27,18 +28,17 @@
 //
 // # Files
 //
-// options.go has the options of all constructors. batch.go is the engine that all verbs on
-// messages share: it pages by id, bounds the time, keeps a rate, and writes the journal.
+// options.go has the options of all constructors. batch.go is the engine that all verbs share: it pages, bounds the
+// time, keeps a rate, and writes and reads the journal of what operators have done to messages.
 //
 // deadletter.go: [DeadLetters] for both sides. inbox.go and outbox.go implement a side each.
 // outcome.go decides what a redrive does with a letter, by the state machine of the consumer;
 // redrive.go does it under locks, preview.go without changing anything. edit.go changes a letter.
 //
 // locate.go: the rows of one saga. replay.go: copies of messages at the end of the log.
-// journal.go: what operators have done.
 //
-// instances.go lists instances, timeline.go shows one, outlook.go says what a cancellation would
-// compensate, and decide.go applies a decision.
+// instances.go lists instances, timeline.go shows one and says what a cancellation would compensate. decide.go applies
+// a decision to one, decideall.go to many. overview.go reads the status of whole schemas.
 //
 // The statements are in sqlinbox.go, sqloutbox.go and sqlinstances.go.
 package operator

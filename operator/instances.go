@@ -12,6 +12,8 @@ import (
 	"github.com/jackc/pgx/v5/pgtype/zeronull"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/sagamill/sagamill/internal/backoff"
+	"github.com/sagamill/sagamill/internal/failpoint"
 	"github.com/sagamill/sagamill/internal/machine"
 	"github.com/sagamill/sagamill/internal/sagarow"
 	"github.com/sagamill/sagamill/internal/sqlschema"
@@ -68,11 +70,10 @@ var ErrPlanUnknown = errors.New("operator: no orchestrator has registered this v
 // Instances reads the saga instances of a schema and decides about them. It needs no definition
 // and no orchestrator. Any number of goroutines may use it.
 type Instances struct {
-	db      *pgxpool.Pool
-	by, why string
-	rows    sagarow.Statements
-	sql     instanceQueries
-	writer  *outbox.Writer
+	engine
+	rows   sagarow.Statements
+	sql    instanceQueries
+	writer *outbox.Writer
 }
 
 // NewInstances returns the instances of a schema. It does no I/O. Its errors name a schema that
@@ -89,7 +90,12 @@ func NewInstances(db *pgxpool.Pool, opts *Options) (*Instances, error) {
 	if err != nil {
 		return nil, fmt.Errorf("operator: NewInstances: %w", err)
 	}
-	return &Instances{db: db, by: o.By, why: o.Why, rows: sagarow.NewStatements(o.Schema), sql: newInstanceQueries(o.Schema), writer: writer}, nil
+	n := &Instances{rows: sagarow.NewStatements(o.Schema), sql: newInstanceQueries(o.Schema), writer: writer, engine: engine{
+		db: db, by: o.By, why: o.Why, begin: sqlBeginDecision, pause: backoff.Sleep,
+		beforeCommit: func() error { return failpoint.Hit("saga/before-decision-commit") },
+		afterCommit:  func() error { return failpoint.Hit("saga/after-decision-commit") },
+	}}
+	return n, nil
 }
 
 // An InstanceFilter picks instances. An instance matches if it matches every field that is not
@@ -149,12 +155,24 @@ func scanListed(r pgx.CollectableRow) (i Instance, err error) {
 	return i, err
 }
 
-// resolveAddress completes an address without a scope or a path.
+// Find completes an address without a scope or a path. Its error is an [saga.ErrNoInstance] if there is no instance at
+// the address, or an [ErrAmbiguous].
+func (n *Instances) Find(ctx context.Context, at saga.Address) (saga.Address, error) {
+	return n.findAddress(ctx, n.db, at)
+}
+
+// resolveAddress is Find, but does not look for an address that is complete.
 func (n *Instances) resolveAddress(ctx context.Context, tx pgx.Tx, at saga.Address) (saga.Address, error) {
 	if at.Scope != "" && at.Path != "" {
 		return at, nil
 	}
-	rows, _ := tx.Query(ctx, n.sql.findAddresses, at.Key, at.Path, at.Scope, maxAddresses)
+	return n.findAddress(ctx, tx, at)
+}
+
+func (n *Instances) findAddress(ctx context.Context, db interface {
+	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
+}, at saga.Address) (saga.Address, error) {
+	rows, _ := db.Query(ctx, n.sql.findAddresses, at.Key, at.Path, at.Scope, maxAddresses)
 	found, err := pgx.CollectRows(rows, pgx.RowToStructByPos[saga.Address])
 	switch {
 	case err != nil:
@@ -169,9 +187,9 @@ func (n *Instances) resolveAddress(ctx context.Context, tx pgx.Tx, at saga.Addre
 
 // readMachine returns the plan of a version as it was registered last. Its error is an
 // [ErrPlanUnknown] if there is none.
-func (n *Instances) readMachine(ctx context.Context, tx pgx.Tx, name string, version int, hash string) (*machine.Machine, error) {
+func (n *Instances) readMachine(ctx context.Context, db sagarow.Querier, name string, version int, hash string) (*machine.Machine, error) {
 	var text string
-	err := tx.QueryRow(ctx, n.sql.readPlan, name, version, hash).Scan(&text)
+	err := db.QueryRow(ctx, n.sql.readPlan, name, version, hash).Scan(&text)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil, fmt.Errorf("%w: %s, version %d", ErrPlanUnknown, name, version)
 	}

@@ -19,18 +19,16 @@ func ExampleInstances() {
 			return err
 		}
 		stuck := operator.InstanceFilter{Saga: "trip", Status: saga.StatusStuck, Silent: time.Hour}
-		for after := (saga.Address{}); ; {
-			page, err := instances.List(ctx, stuck, after, 100)
-			if err != nil || len(page) == 0 {
-				return err
-			}
-			for _, i := range page {
-				again := operator.Decision{Verb: operator.VerbRetry, By: "ann", Why: "the airline is back"}
-				if _, err := instances.Decide(ctx, i.Address, again); err != nil {
-					fmt.Println(i.Address, err) // refused, or gone
-				}
-				after = i.Address
-			}
+		again := operator.Decision{Verb: operator.VerbRetry, By: "ann", Why: "the airline is back"}
+		preview, err := instances.PreviewAll(ctx, stuck, again, func(p operator.DecisionPreview) error {
+			fmt.Println(p.Address, p.Refusal)
+			return nil
+		})
+		if err != nil || preview.Decided == 0 {
+			return err
 		}
+		made, err := instances.DecideAll(ctx, stuck, again, &operator.DecideOptions{Rate: 100})
+		fmt.Println(made.Decided, "retried,", made.TotalRefused(), "refused,", made.Moved, "moved meanwhile")
+		return err
 	}
 }

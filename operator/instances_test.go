@@ -34,7 +34,7 @@ func TestAnOperatorsDecisionIsLimited(t *testing.T) {
 		t.Fatal(err)
 	}
 	var limit, isolation string
-	err = n.commitDecision(t.Context(), func(tx pgx.Tx) error {
+	err = n.commitChange(t.Context(), func(tx pgx.Tx) error {
 		if err := tx.QueryRow(t.Context(), "SHOW idle_in_transaction_session_timeout").Scan(&limit); err != nil {
 			return err
 		}

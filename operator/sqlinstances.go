@@ -20,6 +20,19 @@ SELECT {listed} FROM {schema}.saga
 WHERE (scope, key, path) > ($1, $2, $3) AND {filter}
 ORDER BY scope, key, path LIMIT $12`
 
+// sqlPickInstances is sqlListInstances for a change of many: of the instances that began by $13, with what a decision
+// needs to know. It leaves out a progress of more than $14 bytes.
+const sqlPickInstances = `
+SELECT {listed}, plan_hash, CASE WHEN length(progress) <= $14 THEN progress ELSE '' END,
+	(extract(epoch FROM clock_timestamp() - started_at) * 1000)::bigint
+FROM {schema}.saga
+WHERE (scope, key, path) > ($1, $2, $3) AND {filter} AND started_at <= $13
+ORDER BY scope, key, path LIMIT $12`
+
+// sqlCheckPicked reads whether a locked instance is still one that sqlPickInstances would read.
+const sqlCheckPicked = `
+SELECT EXISTS (SELECT FROM {schema}.saga WHERE scope = $1 AND key = $2 AND path = $3 AND {filter})`
+
 // sqlCountInstances counts all instances that sqlListInstances would read.
 const sqlCountInstances = `
 SELECT count(*) FROM {schema}.saga
@@ -82,6 +95,7 @@ INSERT INTO {schema}.saga_journal (scope, key, path, verb, step, who, why) VALUE
 // instanceQueries are the statements of Instances for a schema.
 type instanceQueries struct {
 	list, count, findAddresses, readFamily      string
+	pick, limitLocks, checkPicked               string
 	readPlan, readJournal, readClock, readWaits string
 	decide, insertJournal                       string
 }
@@ -92,6 +106,7 @@ func newInstanceQueries(schema string) instanceQueries {
 	}
 	return instanceQueries{
 		list: bind(sqlListInstances), count: bind(sqlCountInstances), findAddresses: bind(sqlFindAddresses), readFamily: bind(sqlReadFamily),
+		pick: bind(sqlPickInstances), limitLocks: sqlLimitLocks, checkPicked: bind(sqlCheckPicked),
 		readPlan: bind(sqlReadPlan), readWaits: bind(sqlReadWaits), readJournal: bind(sqlReadJournal), readClock: bind(sqlReadClock),
 		decide: bind(sqlDecideInstance), insertJournal: bind(sqlInsertJournal),
 	}

@@ -29,8 +29,17 @@ type Stats struct {
 	Refused int           // refused by the broker, backing off
 	Dead    int           // refused until the attempts were used up; a person is needed
 
+	// OldestDead is how long the dead letter that was refused first has waited for a person. 0 if there is none.
+	OldestDead time.Duration
+
 	Holder string // the active relay: host, process, and a random part; empty: there is none
 	Epoch  int64  // how often the active relay has changed
+
+	// LastHolder is Holder or, if no relay is active, the relay whose lease ran out because it died or hangs. Lease is
+	// for how long the lease still holds, or negative: how long it has been over. A relay that stops gives its lease
+	// back, and leaves "" and 0.
+	LastHolder string
+	Lease      time.Duration
 
 	Leaves map[string]int64 // bytes of each table of the log, with indexes
 
@@ -53,7 +62,7 @@ func ReadStats(ctx context.Context, db *pgxpool.Pool, schema string) (Stats, err
 // Stats reads the stats of the relay's outbox, from one snapshot of the database.
 func (r *Relay) Stats(ctx context.Context) (s Stats, err error) {
 	err = pgx.BeginTxFunc(ctx, r.db, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
-		if err := tx.QueryRow(ctx, r.sql.readRelay).Scan(&s.Epoch, &s.Holder); err != nil {
+		if err := r.readHolder(ctx, tx, &s); err != nil {
 			return err
 		}
 		if _, err := tx.Exec(ctx, r.sql.planByIndex); err != nil {
@@ -62,15 +71,27 @@ func (r *Relay) Stats(ctx context.Context) (s Stats, err error) {
 		if err := r.countStored(ctx, tx, &s); err != nil {
 			return err
 		}
-		if err := tx.QueryRow(ctx, r.sql.countHeld, CountLimit).Scan(&s.Delayed, &s.Waiting, &s.Refused, &s.Dead); err != nil {
+		var oldest float64
+		if err := tx.QueryRow(ctx, r.sql.countHeld, CountLimit).Scan(&s.Delayed, &s.Waiting, &s.Refused, &s.Dead, &oldest); err != nil {
 			return err
 		}
+		s.OldestDead = time.Duration(oldest * float64(time.Second))
 		return r.readLeafSizes(ctx, tx, &s)
 	})
 	if err != nil {
 		return Stats{}, fmt.Errorf("outbox: read stats: %w", sqlschema.Explain(err))
 	}
 	return s, nil
+}
+
+// readHolder reads which relay is active, or was, and what is left of its lease.
+func (r *Relay) readHolder(ctx context.Context, tx pgx.Tx, s *Stats) error {
+	var left float64
+	err := tx.QueryRow(ctx, r.sql.readRelay).Scan(&s.Epoch, &s.LastHolder, &left)
+	if s.Lease = time.Duration(left * float64(time.Second)); s.Lease > 0 {
+		s.Holder = s.LastHolder
+	}
+	return err
 }
 
 func (r *Relay) countStored(ctx context.Context, tx pgx.Tx, s *Stats) error {
@@ -204,9 +225,10 @@ func (c *counters) countSettled(p *page) {
 	c.queued.Add(uint64(waiting))
 }
 
-// sqlReadRelay reads which relay is active, without a lock.
+// sqlReadRelay reads which relay was active last, and the seconds that are left of its lease, without a lock.
 const sqlReadRelay = `
-SELECT epoch, CASE WHEN lease_until > clock_timestamp() THEN holder ELSE '' END FROM {schema}.outbox_relay`
+SELECT epoch, holder, CASE WHEN holder <> '' THEN extract(epoch FROM lease_until - clock_timestamp()) ELSE 0 END::float8
+FROM {schema}.outbox_relay`
 
 // sqlCountDifference counts what is not published. $1 (xmax) and $2 (in progress) are of the
 // newest snapshot in the cursor. If that is its to, it is $5, $3 and $4 are of its from, and the
@@ -231,12 +253,14 @@ const sqlCountLeaf = `
 	(SELECT created_at FROM {schema}.{leaf}
 	WHERE xid = ANY ($4::text[]::xid8[]) AND id + 0 > $6 AND pg_visible_in_snapshot(xid, $5::text::pg_snapshot) LIMIT $7)`
 
-// sqlCountHeld counts by state, up to $1 each.
+// sqlCountHeld counts by state, up to $1 each. It also reads the age in seconds of the first dead letter, from the
+// beginning of its index.
 const sqlCountHeld = `
 SELECT (SELECT count(*) FROM (SELECT FROM {schema}.outbox_held WHERE state = 'delayed' AND state <> 'dead' LIMIT $1) h),
 	(SELECT count(*) FROM (SELECT FROM {schema}.outbox_held WHERE state = 'waiting' LIMIT $1) h),
 	(SELECT count(*) FROM (SELECT FROM {schema}.outbox_held WHERE state = 'refused' LIMIT $1) h),
-	(SELECT count(*) FROM (SELECT FROM {schema}.outbox_held WHERE state = 'dead' LIMIT $1) h)`
+	(SELECT count(*) FROM (SELECT FROM {schema}.outbox_held WHERE state = 'dead' LIMIT $1) h),
+	coalesce(extract(epoch FROM clock_timestamp() - (SELECT min(refused_at) FROM {schema}.outbox_held WHERE state = 'dead')), 0)::float8`
 
 // sqlLeafSizes reads the bytes of each leaf with its indexes.
 const sqlLeafSizes = `

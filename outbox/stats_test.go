@@ -103,7 +103,7 @@ func TestStatsCountUpToALimit(t *testing.T) {
 	if err != nil || n != limit || age <= 0 {
 		t.Errorf("the log has %d messages for %f s, %v; want %d", n, age, err, limit)
 	}
-	err = f.pool.QueryRow(t.Context(), q.countHeld, limit).Scan(&delayed, &waiting, &refused, &dead)
+	err = f.pool.QueryRow(t.Context(), q.countHeld, limit).Scan(&delayed, &waiting, &refused, &dead, &age)
 	if err != nil || delayed+waiting+refused != 0 || dead != limit {
 		t.Errorf("%d dead letters, %v; want %d", dead, err, limit)
 	}
@@ -168,5 +168,31 @@ func TestLatencyBuckets(t *testing.T) {
 		if b.Count != want {
 			t.Errorf("at most %s: %d, want %d", b.AtMost, b.Count, want)
 		}
+	}
+}
+
+// Stats say which relay had the lease last, and what is left of it, or since when it is over.
+func TestStatsTellTheLease(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	for _, tt := range []struct {
+		set          string
+		holder, last string
+		lease        time.Duration
+	}{
+		{"holder = '', lease_until = 'epoch'", "", "", 0},
+		{"holder = 'a', lease_until = clock_timestamp() + interval '1 hour'", "a", "a", time.Hour},
+		{"holder = 'a', lease_until = clock_timestamp() - interval '1 hour'", "", "a", -time.Hour},
+	} {
+		f.exec(t, "UPDATE {schema}.outbox_relay SET "+tt.set)
+		s, err := ReadStats(t.Context(), f.pool, f.schema)
+		if err != nil || s.Holder != tt.holder || s.LastHolder != tt.last || (s.Lease-tt.lease).Abs() > time.Minute {
+			t.Errorf("%s: held by %q, last by %q, for %s, %v; want %q, %q, %s", tt.set, s.Holder, s.LastHolder, s.Lease, err, tt.holder, tt.last, tt.lease)
+		}
+	}
+	f.insertDead(t, 3)
+	f.exec(t, "UPDATE {schema}.outbox_held SET refused_at = clock_timestamp() - interval '2 hours' WHERE id = (SELECT max(id) FROM {schema}.outbox_held)")
+	if s, err := ReadStats(t.Context(), f.pool, f.schema); err != nil || s.Dead != 3 || (s.OldestDead-2*time.Hour).Abs() > time.Minute {
+		t.Errorf("%d dead letters, the oldest for %s, %v", s.Dead, s.OldestDead, err)
 	}
 }

@@ -2,6 +2,7 @@ package saga_test
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"os/signal"
 	"sync"
@@ -116,4 +117,16 @@ func must(err error) {
 func get[T any](v T, err error) T {
 	must(err)
 	return v
+}
+
+// A health check of a process that has no orchestrator.
+func ExampleReadStats() {
+	_ = func(ctx context.Context, db *pgxpool.Pool) error {
+		stats, err := saga.ReadStats(ctx, db, "trips")
+		if err != nil || stats.Stuck == 0 {
+			return err
+		}
+		fmt.Println(stats.Stuck, "sagas are stuck, the first for", stats.OldestStuck)
+		return nil
+	}
 }

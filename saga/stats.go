@@ -1,12 +1,14 @@
 package saga
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/sagamill/sagamill/internal/flow"
 	"github.com/sagamill/sagamill/internal/sagarow"
@@ -53,9 +55,17 @@ type Stats struct {
 	Paused                int // by a person, until a person resumes it
 	Stuck                 int // a person must act
 
+	// Held are those of the running ones that wait for a person at a participant: [consumer.Park] has made a dead letter
+	// of their command.
+	Held int
+
 	// OldestStuck is how long the stuck instance that moved least recently has waited for a person. 0 if none is
-	// stuck.
-	OldestStuck time.Duration
+	// stuck. OldestPaused is the same for a paused one.
+	OldestStuck, OldestPaused time.Duration
+
+	// Silent is how long nothing has happened to the running or compensating instance that moved least recently. 0 if
+	// there is none.
+	Silent time.Duration
 
 	// Overdue is how long the instance that is due first has been due. If it grows, all orchestrators are busy, or
 	// none runs that knows the version. 0 if none is due. It covers all instances, however many there are.
@@ -69,31 +79,54 @@ SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan'
 	set_config('max_parallel_workers_per_gather', '0', true), set_config('jit', 'off', true)`
 
 // sqlReadStats counts live instances by status. It takes no lock. Its order is that of the index of live instances, so
-// the limit ($1) bounds the rows that are read.
+// the limit ($1) bounds the rows that are read. A running instance has a reason while it is held, or after a failed try.
 const sqlReadStats = `
 WITH live AS (
-	SELECT status, updated_at FROM {schema}.saga WHERE ended_at IS NULL ORDER BY name, version LIMIT $1
+	SELECT status, updated_at, status = 'running' AND reason <> '' AND tries = 0 AS held
+	FROM {schema}.saga WHERE ended_at IS NULL ORDER BY name, version LIMIT $1
+), counted AS (
+	SELECT count(*) FILTER (WHERE status = 'running') AS running, count(*) FILTER (WHERE status = 'compensating') AS compensating,
+		count(*) FILTER (WHERE status = 'paused') AS paused, count(*) FILTER (WHERE status = 'stuck') AS stuck,
+		count(*) FILTER (WHERE held) AS held,
+		min(updated_at) FILTER (WHERE status = 'stuck') AS stuck_since, min(updated_at) FILTER (WHERE status = 'paused') AS paused_since,
+		min(updated_at) FILTER (WHERE status IN ('running', 'compensating')) AS silent_since
+	FROM live
 )
-SELECT count(*) FILTER (WHERE status = 'running'), count(*) FILTER (WHERE status = 'compensating'),
-	count(*) FILTER (WHERE status = 'paused'), count(*) FILTER (WHERE status = 'stuck'),
-	coalesce(extract(epoch FROM clock_timestamp() - min(updated_at) FILTER (WHERE status = 'stuck')) * 1000000, 0)::bigint,
+SELECT running, compensating, paused, stuck, held,
+	coalesce(extract(epoch FROM clock_timestamp() - stuck_since) * 1000000, 0)::bigint,
+	coalesce(extract(epoch FROM clock_timestamp() - paused_since) * 1000000, 0)::bigint,
+	coalesce(extract(epoch FROM clock_timestamp() - silent_since) * 1000000, 0)::bigint,
 	coalesce(extract(epoch FROM clock_timestamp() - (SELECT min(due_at) FROM {schema}.saga)) * 1000000, 0)::bigint
-FROM live`
+FROM counted`
+
+// ReadStats reads the Stats of schema, by default sagamill. It needs no [Orchestrator].
+func ReadStats(ctx context.Context, db *pgxpool.Pool, schema string) (Stats, error) {
+	schema = cmp.Or(schema, sqlschema.Default)
+	if err := sqlschema.Check(schema); err != nil {
+		return Stats{}, fmt.Errorf("saga: %w", err)
+	}
+	return countLive(ctx, db, sqlschema.Bind(schema, sqlReadStats))
+}
 
 // Stats reads them, as of one instant. With 100,000 live instances it takes the database about a tenth of a second.
-func (o *Orchestrator) Stats(ctx context.Context) (s Stats, err error) {
-	var oldest, due int64
-	err = pgx.BeginTxFunc(ctx, o.db, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, o.sql.readByIndex); err != nil {
+func (o *Orchestrator) Stats(ctx context.Context) (Stats, error) {
+	return countLive(ctx, o.db, o.sql.readStats)
+}
+
+func countLive(ctx context.Context, db *pgxpool.Pool, statement string) (s Stats, err error) {
+	var stuck, paused, silent, due int64
+	err = pgx.BeginTxFunc(ctx, db, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, sqlReadByIndex); err != nil {
 			return err
 		}
-		return tx.QueryRow(ctx, o.sql.readStats, pgx.QueryExecModeCacheDescribe, outbox.CountLimit).Scan(&s.Running, &s.Compensating, &s.Paused, &s.Stuck, &oldest, &due)
+		return tx.QueryRow(ctx, statement, pgx.QueryExecModeCacheDescribe, outbox.CountLimit).
+			Scan(&s.Running, &s.Compensating, &s.Paused, &s.Stuck, &s.Held, &stuck, &paused, &silent, &due)
 	})
 	if err != nil {
 		return Stats{}, fmt.Errorf("saga: read stats: %w", sqlschema.Explain(err))
 	}
-	s.OldestStuck = max(time.Duration(oldest)*time.Microsecond, 0)
-	s.Overdue = max(time.Duration(due)*time.Microsecond, 0)
+	age := func(microseconds int64) time.Duration { return max(time.Duration(microseconds)*time.Microsecond, 0) }
+	s.OldestStuck, s.OldestPaused, s.Silent, s.Overdue = age(stuck), age(paused), age(silent), age(due)
 	return s, nil
 }
 

@@ -146,7 +146,7 @@ func newStatements(schema string) *statements {
 type queries struct {
 	insertInstance, addInstance, moveInstance, lockInstances, limitLock, unlimitLock string
 	claimDue, nextDue, postpone, listSilent, readNested, limitIdle                   string
-	deleteEnded, deleteJournal, liveVersions, register, readStats, readByIndex       string
+	deleteEnded, deleteJournal, liveVersions, register, readStats                    string
 }
 
 func newQueries(schema string) queries {
@@ -156,6 +156,6 @@ func newQueries(schema string) queries {
 		lockInstances: bind(sqlLockInstances), limitLock: sqlLimitLock, unlimitLock: sqlUnlimitLock,
 		claimDue: bind(sqlClaimDue), nextDue: bind(sqlNextDue), postpone: bind(sqlPostpone), listSilent: bind(sqlListSilent),
 		readNested: bind(sqlReadNested), limitIdle: sqlLimitIdle, deleteEnded: bind(sqlDeleteEnded), deleteJournal: bind(sqlDeleteJournal),
-		liveVersions: bind(sqlLiveVersions), register: bind(sqlRegister), readStats: bind(sqlReadStats), readByIndex: sqlReadByIndex,
+		liveVersions: bind(sqlLiveVersions), register: bind(sqlRegister), readStats: bind(sqlReadStats),
 	}
 }

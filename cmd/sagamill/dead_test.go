@@ -185,7 +185,7 @@ func TestDeadShow(t *testing.T) {
 	}
 	got.FirstAt, got.LastAt = "", ""
 	want := dead.Letter{
-		ID: 1, State: "dead", Kind: "action", Scope: "acme", Key: "k1", Step: "pay", Topic: "orders", MessageBase64: []byte{0xff},
+		Schema: f.schema, ID: 1, State: "dead", Kind: "action", Scope: "acme", Key: "k1", Step: "pay", Topic: "orders", MessageBase64: []byte{0xff},
 		Headers:       map[string]string{"x-idempotency-scope": "acme", "type": "orders"},
 		HeadersBase64: map[string][]byte{"x-idempotency-key": {0xfe}},
 		Reason:        "terminal", Error: got.Error, Stack: "main.go:1\n\tmain()", Attempts: 1, Size: 27, Payload: `{"secret":"` + secret + `"}`,

@@ -3,6 +3,8 @@
 //	sagamill init                    write a new service into a directory
 //	sagamill dev                     find or start PostgreSQL and RabbitMQ, and hold them
 //
+//	sagamill status                  how all schemas are, on one page, and what needs a person
+//
 //	sagamill migrate up              create or update the tables
 //	sagamill migrate print           print the SQL, for people who apply it themselves
 //	sagamill migrate roles           print the SQL of database roles with the rights that each process needs
@@ -38,7 +40,7 @@
 //	sagamill saga compensate         undo what comes after a step, and pause
 //	sagamill saga skip               let a step pass for done, or for undone
 //	sagamill saga reject             let a step pass for one that has done nothing
-//	sagamill saga retry              try again now
+//	sagamill saga retry              try again now; this and the verbs above take -all and a filter for many instances
 //	sagamill saga check              say which live ones a binary could not finish
 //
 //	sagamill why                     say where a saga is waiting
@@ -53,8 +55,11 @@
 //	sagamill help                    say what a command does and takes, as its -h does
 //
 // The database is that of -database or DATABASE_URL, the schema that of
-// -schema, by default sagamill. Each command says with -h what else it takes. A
-// database or a broker on another machine has to be reached over TLS, unless
+// -schema, by default sagamill. All commands but migrate take several, as -schema a,b and with
+// -database given several times: one that lists or changes many goes from schema to schema, and one
+// about an instance or a letter finds the schema that has it. status, why, and the commands about the
+// instance of a KEY look at all schemas of the database by default. Each command says with -h what
+// else it takes. A database or a broker on another machine has to be reached over TLS, unless
 // -allow-plaintext or SAGAMILL_ALLOW_PLAINTEXT says otherwise.
 //
 // A command that changes messages writes a row with -by and -why in the same transaction;
@@ -87,13 +92,14 @@ import (
 	"github.com/sagamill/sagamill/cmd/sagamill/internal/outboxes"
 	"github.com/sagamill/sagamill/cmd/sagamill/internal/replay"
 	"github.com/sagamill/sagamill/cmd/sagamill/internal/sagas"
+	"github.com/sagamill/sagamill/cmd/sagamill/internal/status"
 	"github.com/sagamill/sagamill/cmd/sagamill/internal/topology"
 	"github.com/sagamill/sagamill/cmd/sagamill/internal/version"
 	"github.com/sagamill/sagamill/cmd/sagamill/internal/why"
 )
 
 func listCommands() []cli.Command {
-	return slices.Concat(dev.Commands(), migrate.Commands(), outboxes.Commands(), dead.Commands(), replay.Commands(), journal.Commands(), sagas.Commands(), why.Commands(), broker.Commands(), topology.Commands(), version.Commands())
+	return slices.Concat(dev.Commands(), status.Commands(), migrate.Commands(), outboxes.Commands(), dead.Commands(), replay.Commands(), journal.Commands(), sagas.Commands(), why.Commands(), broker.Commands(), topology.Commands(), version.Commands())
 }
 
 func main() {

@@ -154,7 +154,7 @@ func TestOutboxDeadShow(t *testing.T) {
 	}
 	got.CreatedAt, got.RefusedAt = "", ""
 	want := outboxes.Letter{
-		ID: 1, MessageID: "01890a5d-ac96-774b-bcce-b30200000001", Topic: "orders", Type: "order.created", Scope: "acme", Key: "key-1",
+		Schema: f.schema, ID: 1, MessageID: "01890a5d-ac96-774b-bcce-b30200000001", Topic: "orders", Type: "order.created", Scope: "acme", Key: "key-1",
 		Step: "pay", N: "a", OrderingKey: "ordering", CorrelationID: "saga", CausationID: "cause", ContentType: "application/json",
 		Headers: json.RawMessage(`{"x-own":"h"}`), Attempts: 20, Reason: "no queue", Size: len(secret), Payload: secret,
 	}

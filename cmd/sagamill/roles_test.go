@@ -42,6 +42,7 @@ func TestCommandsGetByWithTheirRoles(t *testing.T) {
 		{"operator", "reader", "dead redrive -all -older 0s -yes, dead discard -id 1, dead retry -all -older 0s -yes, dead bury -id 2"},
 		{"operator", "reader", "replay -key k, replay -key k -n, replay -since 2026-01-01T00:00:00Z -yes"},
 		{"operator", "reader", "saga pause k -by ann -why so, saga retry k -by ann -why so"},
+		{"reader", "entry", "status"},
 	} {
 		for _, command := range strings.Split(tt.commands, ", ") {
 			if out := says(tt.mayNot, command); !strings.Contains(out, "denied") {

@@ -83,7 +83,8 @@ func TestSagaListAndShow(t *testing.T) {
 	}
 }
 
-// Every service has the tables of sagas; only the orchestrator's schema has any.
+// Every service has the tables of sagas; only the orchestrator's schema has any. A command about one instance finds the
+// schema that has it.
 func TestSagasAreLookedForWhereThereAreSome(t *testing.T) {
 	t.Parallel()
 	url, definition := pgtest.Database(t), saga.Must(saga.Define("trip", 1, saga.Step[trip]{Name: "flight", Do: saga.Tell("flight.book", func(s *trip) trip { return *s })}))
@@ -92,15 +93,16 @@ func TestSagasAreLookedForWhereThereAreSome(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	show := func(args ...string) string {
+	show := func(want int, args ...string) string {
+		t.Helper()
 		var out bytes.Buffer
-		if code := run(t.Context(), append([]string{"saga", "show", "-database", url}, args...), &out, &out); code != 1 {
-			t.Errorf("saga show %q: exit %d, %s; want 1", args, code, out.String())
+		if code := run(t.Context(), append([]string{"saga", "show", "-database", url}, args...), &out, &out); code != want {
+			t.Errorf("saga show %q: exit %d, %s; want %d", args, code, out.String(), want)
 		}
 		return out.String()
 	}
 	const hint = "say which schema with -schema"
-	if out := show("k"); !strings.HasSuffix(out, " (say which schema with -schema: there are tables of sagamill in orchestrator, participant, and no sagas in any of them)\n") {
+	if out := show(1, "k"); !strings.HasSuffix(out, "no such instance (there are no sagas in any of orchestrator, participant)\n") {
 		t.Errorf("without sagas anywhere it says %s; want where it has looked", out)
 	}
 	db, err := pgxpool.New(t.Context(), url)
@@ -108,23 +110,42 @@ func TestSagasAreLookedForWhereThereAreSome(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer db.Close()
-	starter, err := saga.NewStarter(definition, &saga.StarterOptions{Schema: "orchestrator"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := pgx.BeginFunc(t.Context(), db, func(tx pgx.Tx) error {
-		_, err := starter.Start(t.Context(), tx, saga.ID{Scope: "acme", Key: "k"}, trip{"x"})
-		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
-	for _, args := range [][]string{{"k"}, {"k", "-schema", "participant"}} {
-		if out := show(args...); !strings.HasSuffix(out, hint+": there are sagas in orchestrator)\n") {
-			t.Errorf("saga show %q says %s; want it to end with the one schema that has sagas", args, out)
+	begin := func(schema, key string) {
+		t.Helper()
+		starter, err := saga.NewStarter(definition, &saga.StarterOptions{Schema: schema})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := pgx.BeginFunc(t.Context(), db, func(tx pgx.Tx) error {
+			_, err := starter.Start(t.Context(), tx, saga.ID{Scope: "acme", Key: key}, trip{"x"})
+			return err
+		}); err != nil {
+			t.Fatal(err)
 		}
 	}
-	if out := show("other", "-schema", "orchestrator"); strings.Contains(out, hint) {
+	begin("orchestrator", "k")
+	if out := show(1, "k", "-schema", "participant"); !strings.HasSuffix(out, hint+": there are sagas in orchestrator)\n") {
+		t.Errorf("in the other schema it says %s; want it to end with the one schema that has sagas", out)
+	}
+	if out := show(1, "other", "-schema", "orchestrator"); strings.Contains(out, hint) {
 		t.Errorf("in the schema that has sagas it says %s", out)
+	}
+	if out := show(1, "other"); !strings.HasSuffix(out, "no such instance in any of orchestrator\n") {
+		t.Errorf("of a key that nobody has it says %s", out)
+	}
+	for _, args := range [][]string{{"k"}, {"k", "-schema", "participant,orchestrator"}} {
+		if out := show(0, args...); !strings.Contains(out, "schema    orchestrator\n") || !strings.Contains(out, "instance  acme/k\n") {
+			t.Errorf("saga show %q says %s; want the instance of orchestrator", args, out)
+		}
+	}
+	begin("participant", "k")
+	for _, args := range [][]string{{"k"}, {"k", "-schema", "participant,orchestrator"}, {"k", "-scope", "acme"}} {
+		if out := show(1, args...); !strings.Contains(out, "is in several schemas: say which with -schema: ") || !strings.Contains(out, "orchestrator") || !strings.Contains(out, "participant") {
+			t.Errorf("saga show %q says %s; want the schemas that have it", args, out)
+		}
+	}
+	if out := show(0, "k", "-schema", "participant"); !strings.Contains(out, "schema    participant\n") {
+		t.Errorf("named, it says %s", out)
 	}
 }
 
@@ -179,6 +200,67 @@ func TestSagaVerbs(t *testing.T) {
 	}
 }
 
+// A verb on many instances previews without -yes, says how many it has changed and why it has left others, and asks for a
+// filter, so that a forgotten flag does not decide about all.
+func TestSagaVerbsOnMany(t *testing.T) {
+	t.Parallel()
+	f := newTrips(t)
+	for _, key := range []string{"a", "b", "c"} {
+		f.start(key)
+	}
+	f.command(0, "saga", "skip", "c", "-step", "flight", "-why", "x")
+	f.eventually("the hotel of c is asked", func() bool {
+		return strings.Contains(f.command(0, "saga", "list", "-key", "c"), "hotel  reply")
+	})
+	for _, tt := range []struct {
+		args string
+		code int
+		says []string
+	}{
+		{"retry -all -why x", 1, []string{"say which, with -all and a filter; -all -older 0s is every live one"}},
+		{"pause -all -yes -why x", 1, []string{"say which, with -all and a filter"}},
+		{"skip -all -step hotel -yes -why x", 1, []string{"say which, with -all and a filter"}},
+		{"retry -all -saga= -why x", 1, []string{"-saga is empty"}},
+		{"retry -all -key= -why x", 1, []string{"-key is empty"}},
+		{"retry -all -older -1s -why x", 1, []string{"must not be negative"}},
+		{"retry -all -older 0s -rate -1 -why x", 1, []string{"-rate must not be negative"}},
+		{"retry -all -older 0s", 1, []string{"say why, with -why"}},
+		{"retry -all -path 1.1 -older 0s -why x", 1, []string{"-path names one instance"}},
+		{"retry -all -status completed -why x", 1, []string{"an instance that is completed takes no decision"}},
+		{"retry a -yes -why x", 1, []string{"-yes is for many instances, with -all"}},
+		{"retry a -silent 0s -why x", 1, []string{"-silent is for many instances, with -all"}},
+		{"retry -yes -silent 0s -why x", 1, []string{"say which saga: its KEY"}},
+		{"retry -all -step flight -n -yes -why x", 1, []string{"say -n or -yes, and not both"}},
+		{"retry -all -step flight -why x", 1, []string{"acme   a ", "acme   b ", "flight  reply", "would retry 2 instances\nrefused by 1: step flight is done\n", "the same with -yes does it"}},
+		{"retry -all -step flight -why x -n", 0, []string{"would retry 2 instances"}},
+		{"retry -all -step flight -why x -json", 1, []string{`"key":"a"`, `{"did":"would retry","count":2,"refused":{"step flight is done":1},"moved":0,"busy":0}`}},
+		{"retry -all -step bus -why x -yes", 1, []string{"retried 0 instances\nrefused by 3: there is no step \"bus\" in trip, version 1\n", "nothing was done"}},
+		{"retry -all -step flight -silent 1h -why x -yes", 1, []string{"retried 0 instances\n"}},
+		{"retry -all -step flight -why x -yes", 0, []string{"retried 2 instances\nrefused by 1: step flight is done\n"}},
+		{"pause -all -saga trip -version 1 -why x -yes", 0, []string{"paused 3 instances\n"}},
+		{"pause -all -status paused -why x -yes", 1, []string{"paused 0 instances\nrefused by 3: it is paused already\n"}},
+		{"resume -all -key c -why x -yes -json", 0, []string{`{"did":"resumed","count":1,"moved":0,"busy":0}`}},
+		{"resume -all -scope acme -why x -yes", 0, []string{"resumed 2 instances\nrefused by 1: it is not paused\n"}},
+		{"cancel a -all -why x -yes", 0, []string{"cancelled 1 instance\n"}},
+		{"reject -all -step flight -older 0s -why x -yes", 0, []string{"rejected the step of 1 instance\n"}},
+		{"skip -all -step hotel -older 0s -why x -yes", 0, []string{"skipped the step of 1 instance\n"}},
+	} {
+		f.eventually("the orchestrator has done what was decided before", func() (idle bool) {
+			err := f.db.QueryRow(t.Context(), "SELECT NOT EXISTS (SELECT FROM "+f.home+".saga WHERE ended_at IS NULL AND (tries > 0 OR due_at <= clock_timestamp()))").Scan(&idle)
+			return err == nil && idle
+		})
+		out := f.command(tt.code, append([]string{"saga"}, strings.Fields(tt.args)...)...)
+		for _, want := range tt.says {
+			if !strings.Contains(out, want) {
+				t.Errorf("saga %s: %s, want %s", tt.args, out, want)
+			}
+		}
+	}
+	if out := f.command(0, "saga", "show", "b", "-scope", "acme"); strings.Count(out, "retry flight by ") != 1 {
+		t.Errorf("show says\n%s\nwant one entry for the retry of all", out)
+	}
+}
+
 func TestSagaCheck(t *testing.T) {
 	t.Parallel()
 	f := newTrips(t)
@@ -207,7 +289,7 @@ func TestSagaCheck(t *testing.T) {
 	}{
 		{[]string{"-manifest", manifest(other)}, 1, "the version is not registered\nsagamill: 1 version cannot be finished by that binary"},
 		{[]string{"-manifest", manifest(changed)}, 1, "its steps have been changed without raising the version"},
-		{[]string{"-manifest", manifest(changed), "-json"}, 1, `{"saga":"trip","version":1,"live":1,"problem":"its steps`},
+		{[]string{"-manifest", manifest(changed), "-json"}, 1, `"saga":"trip","version":1,"live":1,"problem":"its steps`},
 		{[]string{"-manifest", manifest(changed), "-saga", "other,more"}, 0, ""},
 		{[]string{"-manifest", manifest(changed), "-saga="}, 1, "-saga is empty"},
 		{[]string{"-manifest", "/no/such"}, 1, "no such file"},
@@ -223,20 +305,14 @@ func TestSagaCheck(t *testing.T) {
 func TestTheErrorNamesSchemas(t *testing.T) {
 	t.Parallel()
 	pgtest.Schema(t) // there is one
-	for _, words := range []string{"saga list", "saga show", "saga pause", "dead list"} {
+	for _, words := range []string{"saga list", "dead list", "journal", "saga pause -all -older 0s -why x"} {
 		for _, given := range []bool{false, true} {
-			cmd, _, _ := findCommand(strings.Fields(words))
-			args := []string{"-database", pgtest.URL()}
-			if strings.HasPrefix(words, "saga") && words != "saga list" {
-				args = append(args, "k")
-			}
-			if words == "saga pause" {
-				args = append(args, "-why", "x")
-			}
-			c := cli.NewCall(cmd, args, io.Discard, io.Discard)
-			*c.Schema = "no_such_schema" // as if it were the default
+			cmd, rest, _ := findCommand(strings.Fields(words))
+			c := cli.NewCall(cmd, append(rest, "-database", pgtest.URL()), io.Discard, io.Discard)
 			if given {
 				c.Args = append(c.Args, "-schema", "no_such_schema")
+			} else if err := c.Flags.Lookup("schema").Value.Set("no_such_schema"); err != nil { // as if it were the default
+				t.Fatal(err)
 			}
 			err := c.RunCommand(t.Context())
 			if err == nil || strings.Contains(err.Error(), "with -schema: there are ") == given || strings.Count(err.Error(), "has it been migrated") != 1 {

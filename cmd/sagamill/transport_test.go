@@ -203,6 +203,10 @@ func TestPlaintextOfTheCommand(t *testing.T) {
 		says           string
 	}{
 		{"outbox status -database " + remote, "", "sslmode=verify-full"},
+		{"saga show k -database " + remote, "", "sslmode=verify-full"},
+		{"why k -database " + remote, "", "sslmode=verify-full"},
+		{"saga show k -database " + remote, "perhaps", plaintext.Variable},
+		{"status -database postgres://localhost/x -database " + remote, "", "sslmode=verify-full"},
 		{"migrate up -database " + remote + "?sslmode=prefer", "", "sslmode=verify-full"},
 		{"outbox status -database " + remote, "perhaps", plaintext.Variable},
 		{"outbox status -database " + remote + "?sslmode=require", "", "hostname resolving"},

@@ -12,9 +12,11 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/sagamill/sagamill/consumer"
 	"github.com/sagamill/sagamill/inproc"
+	"github.com/sagamill/sagamill/internal/suites/roletest"
 	"github.com/sagamill/sagamill/migrations"
 	"github.com/sagamill/sagamill/operator"
 	"github.com/sagamill/sagamill/outbox"
@@ -242,8 +244,13 @@ func decide(ctx context.Context, w *world, key string) error {
 			return err
 		}
 	}
+	again := operator.Decision{Verb: operator.VerbPause, By: "ann", Why: "it is a test"}
+	all, err := n.DecideAll(ctx, operator.InstanceFilter{Key: key}, again, nil)
+	if err := done("pause all", all.Decided > 0, err); err != nil {
+		return err
+	}
 	timeline, err := n.Get(ctx, outer)
-	return done("show", len(timeline.Journal) == 2, err)
+	return done("show", len(timeline.Journal) == 3, err)
 }
 
 // readJournal checks the entries of the journal, and who made them.
@@ -256,7 +263,7 @@ func look(ctx context.Context, w *world, key string) error {
 	if err := w.prepare(ctx, key); err != nil {
 		return err
 	}
-	for _, do := range []scenario{lookAtSteps, lookAtOutbox, lookAtSagas, locate} {
+	for _, do := range []scenario{lookAtSteps, lookAtOutbox, lookAtSagas, lookAtAll, locate} {
 		if err := do(ctx, w, key); err != nil {
 			return err
 		}
@@ -319,6 +326,21 @@ func lookAtSagas(ctx context.Context, w *world, key string) error {
 	}
 	live, err := saga.NewManifest(tours).Check(ctx, w.pools["reader"], w.Schema)
 	return done("check", len(live) > 0, err)
+}
+
+// lookAtAll does what sagamill status does.
+func lookAtAll(ctx context.Context, w *world, key string) error {
+	all, err := operator.ReadOverview(ctx, w.pools["reader"], w.Schema)
+	if err != nil {
+		return err
+	}
+	for _, p := range all[0].Unreadable {
+		err = errors.Join(err, p.Err)
+	}
+	if err == nil && all[0].Denied {
+		err = &pgconn.PgError{Code: roletest.Denied, Message: "the version is denied"}
+	}
+	return done("status", len(all[0].Parts) == 4 && all[0].Version > 0, err)
 }
 
 // locate does what sagamill why does.

@@ -126,7 +126,7 @@ func parseBroker(c *cli.Call) (at string, t rabbitmq.Topology, err error) {
 	if err := c.FindBroker(&at); err != nil {
 		return "", t, err
 	}
-	if err := plaintext.Broker(at); err != nil && !*c.AllowPlaintext {
+	if err := plaintext.Broker(at); err != nil && !c.AllowsPlaintext() {
 		return "", t, fmt.Errorf("-amqp, or AMQP_URL without it: %w", err)
 	}
 	if t, err = readTopology(c, *name); err == nil {

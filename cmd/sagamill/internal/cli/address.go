@@ -1,18 +1,24 @@
 package cli
 
 import (
+	"cmp"
+	"context"
 	"errors"
 	"flag"
 	"fmt"
 
+	"github.com/jackc/pgx/v5/pgconn"
+
 	"github.com/sagamill/sagamill/internal/flow"
+	"github.com/sagamill/sagamill/internal/sqlschema"
 	"github.com/sagamill/sagamill/operator"
 	"github.com/sagamill/sagamill/saga"
 )
 
 // ParseAddress parses the command line of a command about the instance of a KEY. The KEY stands
-// before the flags, behind them, or in -key. If nested is true, -path may name a nested instance.
-func (c *Call) ParseAddress(nested bool) (at saga.Address, err error) {
+// before the flags, behind them, or in -key. If nested is true, -path may name a nested instance. The KEY may be
+// missing if all, the value of a flag, is true by then; nil: it may not.
+func (c *Call) ParseAddress(nested bool, all *bool) (at saga.Address, err error) {
 	c.Flags.StringVar(&at.Key, "key", "", "the idempotency key, if it is not given without a flag")
 	c.Flags.StringVar(&at.Scope, "scope", "", "of this scope; needed where several have such a key")
 	if nested {
@@ -38,13 +44,51 @@ func (c *Call) ParseAddress(nested bool) (at saga.Address, err error) {
 	switch {
 	case len(words) > 0:
 		return at, fmt.Errorf("%q is not a flag", words[0])
-	case at.Key == "":
+	case at.Key == "" && (all == nil || !*all):
 		return at, errors.New("say which saga: its KEY")
 	}
-	if err := c.findDatabase(); err != nil {
+	if err := cmp.Or(c.environment, c.checkDatabases()); err != nil {
 		return at, err
 	}
-	return at, c.CheckFilled([]string{"scope", "path"})
+	return at, c.CheckFilled([]string{"scope", "key", "path"})
+}
+
+// FindInstance returns the instances of the target that has the one at an address, and the complete address. A key that
+// several targets have is an error that names them. Of several targets it passes over those that the role may not read.
+func (t *Targets) FindInstance(ctx context.Context, at saga.Address) (of *Target, n *operator.Instances, found saga.Address, err error) {
+	var with, denied []*Target
+	for _, target := range t.All {
+		instances, err := target.OpenInstances()
+		if err != nil {
+			return nil, nil, at, err
+		}
+		full, err := instances.Find(ctx, at)
+		switch {
+		case err == nil:
+			with = append(with, target)
+			of, n, found = target, instances, full
+		case t.Several() && IsDenied(err):
+			denied = append(denied, target)
+		case t.Several() && (errors.Is(err, saga.ErrNoInstance) || sqlschema.Missing(err)):
+		default:
+			return nil, nil, at, t.nameTarget(target, err)
+		}
+	}
+	switch {
+	case len(with) > 1:
+		return nil, nil, at, fmt.Errorf("the key %s is in several schemas: say which with -schema: %s", FormatCell(at.Key), JoinNames(with))
+	case of == nil && len(denied) > 0:
+		return nil, nil, at, fmt.Errorf("%w that the role may read; it may not read the sagas of %s", saga.ErrNoInstance, JoinNames(denied))
+	case of == nil:
+		return nil, nil, at, saga.ErrNoInstance
+	}
+	return of, n, found, nil
+}
+
+// IsDenied reports PostgreSQL's refusal for want of a right.
+func IsDenied(err error) bool {
+	var refused *pgconn.PgError
+	return errors.As(err, &refused) && refused.Code == "42501"
 }
 
 // FormatAddress returns the address of an instance for people.

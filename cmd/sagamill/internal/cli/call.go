@@ -12,13 +12,10 @@ import (
 	"strings"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
-
 	"github.com/sagamill/sagamill/internal/devservices"
 	"github.com/sagamill/sagamill/internal/plaintext"
 	"github.com/sagamill/sagamill/internal/sqlschema"
 	"github.com/sagamill/sagamill/migrations"
-	"github.com/sagamill/sagamill/operator"
 	"github.com/sagamill/sagamill/saga"
 )
 
@@ -41,21 +38,26 @@ type Call struct {
 	Flags          *flag.FlagSet
 	Args           []string
 
-	Schema, Database *string
-	AllowPlaintext   *bool
-	environment      error // of a variable with a bad value
+	schemas     *string
+	databases   *urlList
+	plaintext   *bool
+	environment error // of a variable with a bad value
 }
 
 // NewCall returns a call of cmd with the flags that all commands have.
 func NewCall(cmd Command, args []string, stdout, stderr io.Writer) *Call {
 	c := &Call{Command: cmd, Stdin: os.Stdin, Stdout: stdout, Stderr: stderr, Args: args, Flags: flag.NewFlagSet(cmd.Words, flag.ContinueOnError)}
 	c.Flags.SetOutput(io.Discard) // main prints the error, and PrintHelp the flags
-	c.Schema = c.Flags.String("schema", migrations.DefaultSchema, "schema of the tables; default: "+migrations.DefaultSchema)
-	c.Database = c.Flags.String("database", os.Getenv("DATABASE_URL"), "URL of the database; default: DATABASE_URL")
+	c.schemas = c.Flags.String("schema", migrations.DefaultSchema, "schema of the tables; default: "+migrations.DefaultSchema)
+	c.databases = newURLList(os.Getenv("DATABASE_URL"))
+	c.Flags.Var(c.databases, "database", "URL of the database; default: DATABASE_URL")
 	allowed, err := plaintext.Allowed()
-	c.AllowPlaintext, c.environment = c.Flags.Bool(plaintext.Flag, allowed, plaintext.Usage), err
+	c.plaintext, c.environment = c.Flags.Bool(plaintext.Flag, allowed, plaintext.Usage), err
 	return c
 }
+
+// AllowsPlaintext reports whether connections to other machines may be without TLS.
+func (c *Call) AllowsPlaintext() bool { return *c.plaintext }
 
 // RunCommand runs the command. If the schema has no tables of sagamill, or not the instance, the
 // error names schemas that may be meant.
@@ -67,60 +69,40 @@ func (c *Call) RunCommand(ctx context.Context) error {
 	return err
 }
 
-// aboutSagas reports whether the command is about instances of one schema.
+// aboutSagas reports whether the command is about instances.
 func (c *Call) aboutSagas() bool { return strings.HasPrefix(c.Command.Words, "saga ") }
 
 // nameSchemas adds to err the schemas that have tables, or for a command about instances the schemas
 // that have sagas. err says that the command's schema has none.
 func (c *Call) nameSchemas(ctx context.Context, err error) error {
-	db, openErr := c.OpenDatabase(ctx)
+	ctx, cancel := context.WithTimeout(ctx, ReadTimeout)
+	defer cancel()
+	targets, openErr := c.openTargets(ctx, EverySchema, nil)
 	if openErr != nil {
 		return err
 	}
-	defer db.Close()
-	ctx, cancel := context.WithTimeout(ctx, ReadTimeout)
-	defer cancel()
-	all, listErr := migrations.Schemas(ctx, db)
-	if listErr != nil || len(all) == 0 {
+	defer targets.Close()
+	all := targets.All
+	if len(all) == 0 {
 		return err
 	}
 	if !c.aboutSagas() {
-		return fmt.Errorf("%w say which with -schema: there are tables of sagamill in %s", err, listSchemas(all))
+		return fmt.Errorf("%w say which with -schema: there are tables of sagamill in %s", err, JoinNames(all))
 	}
-	with := slices.DeleteFunc(slices.Clone(all), func(s migrations.Schema) bool { return !hasSagas(ctx, db, &s) })
+	with := slices.DeleteFunc(slices.Clone(all), func(t *Target) bool { return !t.hasSagas(ctx) })
+	meant := func(t *Target) bool { return slices.Contains(c.schemaNames(), t.Schema) }
 	switch {
 	case len(with) == 0 && sqlschema.Missing(err):
-		return fmt.Errorf("%w (say which schema with -schema: there are tables of sagamill in %s, and no sagas in any of them)", err, listSchemas(all))
+		return fmt.Errorf("%w (say which schema with -schema: there are tables of sagamill in %s, and no sagas in any of them)", err, JoinNames(all))
 	case len(with) == 0:
-		return fmt.Errorf("%w (there are no sagas in any of %s)", err, listSchemas(all))
-	case slices.ContainsFunc(with, func(s migrations.Schema) bool { return s.Name == *c.Schema }):
+		return fmt.Errorf("%w (there are no sagas in any of %s)", err, JoinNames(all))
+	case !c.IsGiven([]string{"schema"}) && !sqlschema.Missing(err):
+		return fmt.Errorf("%w in any of %s", err, JoinNames(with))
+	case slices.ContainsFunc(with, meant):
 		return err
 	default:
-		return fmt.Errorf("%w (say which schema with -schema: there are sagas in %s)", err, listSchemas(with))
+		return fmt.Errorf("%w (say which schema with -schema: there are sagas in %s)", err, JoinNames(with))
 	}
-}
-
-// listSchemas returns the names of all schemas, cut off where a line ends.
-func listSchemas(all []migrations.Schema) string {
-	names := make([]string, len(all))
-	for i := range all {
-		names[i] = all[i].Name
-	}
-	return ClipText(strings.Join(names, ", "), 10*ReasonWidth)
-}
-
-// hasSagas reports whether s has an instance, live or ended. The tables alone prove nothing, because
-// every service has them. It returns false for a schema that the role may not read.
-func hasSagas(ctx context.Context, db *pgxpool.Pool, s *migrations.Schema) bool {
-	if !s.Sagas || len(s.SagasDenied) > 0 {
-		return false
-	}
-	n, err := operator.NewInstances(db, &operator.Options{Schema: s.Name})
-	if err != nil {
-		return false
-	}
-	some, err := n.List(ctx, operator.InstanceFilter{}, saga.Address{}, 1)
-	return err == nil && len(some) > 0
 }
 
 // ParseFlags reads the command line, which consists of flags alone.
@@ -141,12 +123,19 @@ func (c *Call) ParseDatabaseFlags() error {
 	if err := c.ParseFlags(); err != nil {
 		return err
 	}
+	return c.checkDatabases()
+}
+
+// checkDatabases returns an error if there is no database, or if one is on another machine without TLS.
+func (c *Call) checkDatabases() error {
 	if err := c.findDatabase(); err != nil {
 		return err
 	}
-	// OpenDatabase returns an error for a malformed URL.
-	if err := plaintext.Database(*c.Database); errors.Is(err, plaintext.ErrRefused) && !*c.AllowPlaintext {
-		return fmt.Errorf("-database, or DATABASE_URL without it: %w", err)
+	for _, url := range c.databases.urls {
+		// OpenTargets returns an error for a malformed URL.
+		if err := plaintext.Database(url); errors.Is(err, plaintext.ErrRefused) && !*c.plaintext {
+			return fmt.Errorf("-database, or DATABASE_URL without it: %w", err)
+		}
 	}
 	return nil
 }
@@ -154,11 +143,13 @@ func (c *Call) ParseDatabaseFlags() error {
 // findDatabase takes the database of the only program of this user that advertises one, such as make demo or sagamill
 // dev, if none is named.
 func (c *Call) findDatabase() error {
-	if *c.Database != "" {
+	if len(c.databases.urls) > 0 {
 		return nil
 	}
 	running, err := c.findRunning("database", "DATABASE_URL")
-	*c.Database = running.DatabaseURL
+	if err == nil {
+		c.databases.urls = []string{running.DatabaseURL}
+	}
 	return err
 }
 
@@ -207,17 +198,4 @@ func (c *Call) PrintHelp() {
 		}
 		fmt.Fprintf(c.Stdout, "  -%-*s %s\n", width, f.Name, f.Usage)
 	})
-}
-
-// OpenDatabase returns a pool on the database, which the caller closes. The pool connects when it is
-// first used. The error does not quote the URL, because it may have a password.
-func (c *Call) OpenDatabase(ctx context.Context) (*pgxpool.Pool, error) {
-	config, err := pgxpool.ParseConfig(*c.Database)
-	if err != nil {
-		return nil, errors.New("-database, or DATABASE_URL without it, is not a PostgreSQL URL or connection string")
-	}
-	config.MaxConns = maxConns
-	config.ConnConfig.ConnectTimeout = connectTimeout
-	config.ConnConfig.RuntimeParams["application_name"] = "sagamill"
-	return pgxpool.NewWithConfig(ctx, config)
 }

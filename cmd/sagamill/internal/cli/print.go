@@ -47,10 +47,29 @@ func FormatCount(n int, things string) string {
 // FormatTime returns t in UTC, to the second.
 func FormatTime(t time.Time) string { return t.UTC().Format(time.RFC3339) }
 
+// FormatAge returns how long something has lasted, as precisely as people need it: 1.2s, 3m20s, 4h10m, 3d.
+func FormatAge(d time.Duration) string {
+	switch {
+	case d < time.Second:
+		return d.Round(time.Millisecond).String()
+	case d < time.Minute:
+		return d.Round(100 * time.Millisecond).String()
+	case d < time.Hour:
+		return d.Round(time.Second).String()
+	case d < 72*time.Hour:
+		return strings.TrimSuffix(d.Round(time.Minute).String(), "0s")
+	}
+	return strconv.Itoa(int(d/(24*time.Hour))) + "d"
+}
+
 // PrintTable prints rows under a header. The caller has made the cells with [FormatCell] or the like.
 func PrintTable(w io.Writer, header []string, rows [][]string) error {
+	return PrintRows(w, append([][]string{header}, rows...))
+}
+
+// PrintRows prints a table without a header.
+func PrintRows(w io.Writer, rows [][]string) error {
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(table, strings.Join(header, "\t"))
 	for _, row := range rows {
 		fmt.Fprintln(table, strings.Join(row, "\t"))
 	}
@@ -102,13 +121,14 @@ const (
 	ReasonWidth  = 100 // characters of an error in a table
 )
 
-// PrintCount prints how many messages were changed, or would be.
-func (c *Call) PrintCount(did, to string, n int, asJSON bool) error {
+// PrintCount prints how many messages were changed, or would be. label is that of a [Target], or "".
+func (c *Call) PrintCount(label, did, to string, n int, asJSON bool) error {
 	if asJSON {
 		return PrintJSON(c.Stdout, struct {
-			Did   string `json:"did"`
-			Count int    `json:"count"`
-		}{did, n})
+			Schema string `json:"schema,omitempty"`
+			Did    string `json:"did"`
+			Count  int    `json:"count"`
+		}{label, did, n})
 	}
 	_, err := fmt.Fprintf(c.Stdout, "%s %s\n", did, FormatCount(n, to))
 	return err
@@ -142,4 +162,16 @@ func FormatMoment(t time.Time) string {
 		return ""
 	}
 	return t.UTC().Format(time.RFC3339Nano)
+}
+
+// QuoteWord returns s as one word for a shell. The line is meant to be pasted, and a key comes from
+// clients.
+func QuoteWord(s string) string {
+	plain := func(r rune) bool {
+		return 'a' <= r && r <= 'z' || 'A' <= r && r <= 'Z' || '0' <= r && r <= '9' || strings.ContainsRune("-_.,:/@+", r)
+	}
+	if s != "" && !strings.ContainsFunc(s, func(r rune) bool { return !plain(r) }) {
+		return s
+	}
+	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
 }

@@ -24,6 +24,7 @@ type parkedChange struct {
 
 // addChange adds the flags of a change to c.
 func addChange(c *cli.Call) *parkedChange {
+	c.TakeSeveral(cli.DefaultSchema)
 	p := &parkedChange{parkedFlags: addFilter(c), Consent: c.AddConsentFlags(), who: c.AddOperatorFlags()}
 	c.Flags.BoolVar(&p.all, "all", false, "all that the other flags pick; -older 0s picks every one")
 	c.Flags.BoolVar(&p.asJSON, "json", false, "print JSON, a line each")
@@ -40,6 +41,7 @@ func (p *parkedChange) checkChange(c *cli.Call) error {
 }
 
 func deadPlan(ctx context.Context, c *cli.Call) error {
+	c.TakeSeveral(cli.DefaultSchema)
 	pick := addFilter(c)
 	asJSON := c.Flags.Bool("json", false, "print JSON, a line each")
 	force := c.Flags.Bool("force", false, "plan a redrive with -force")
@@ -50,24 +52,30 @@ func deadPlan(ctx context.Context, c *cli.Call) error {
 	if err := pick.checkFilter(c); err != nil {
 		return err
 	}
-	d, done, err := c.OpenDeadLetters(ctx, operator.Inbox, operator.Options{})
-	if err != nil {
-		return err
-	}
-	defer done()
-	return printPlan(ctx, c, d, pick.filter, "would redrive", *force, *asJSON, *limit)
+	return c.ForEachLetters(ctx, operator.Inbox, operator.Options{}, pick.filter.IDs, *asJSON, func(ctx context.Context, t *cli.Target, d *operator.DeadLetters, ids []int64) error {
+		filter := pick.filter
+		filter.IDs = ids
+		return printPlan(ctx, c, t, d, filter, &plan{would: "would redrive", force: *force, asJSON: *asJSON, limit: *limit})
+	})
 }
 
-// printPlan prints what a redrive would make of the first letters, and of how many.
-func printPlan(ctx context.Context, c *cli.Call, d *operator.DeadLetters, filter operator.Filter, would string, force, asJSON bool, limit int) error {
+// A plan says how a planned redrive is printed.
+type plan struct {
+	would         string
+	force, asJSON bool
+	limit         int
+}
+
+// printPlan prints what a redrive in a schema would make of the first letters, and of how many.
+func printPlan(ctx context.Context, c *cli.Call, t *cli.Target, d *operator.DeadLetters, filter operator.Filter, how *plan) error {
 	var rows [][]string
 	planned := 0
-	outcomes, err := d.Preview(ctx, filter, &operator.PreviewOptions{Force: force}, func(p operator.Preview) error {
-		if planned++; planned > limit {
+	outcomes, err := d.Preview(ctx, filter, &operator.PreviewOptions{Force: how.force}, func(p operator.Preview) error {
+		if planned++; planned > how.limit {
 			return nil
 		}
-		if asJSON {
-			l := newLetter(p.DeadLetter)
+		if how.asJSON {
+			l := newLetter(t, p.DeadLetter)
 			l.Outcome, l.Why, l.Payload, l.Base64, l.Stack = string(p.Outcome), p.Why, "", nil, ""
 			return cli.PrintJSON(c.Stdout, l)
 		}
@@ -80,15 +88,15 @@ func printPlan(ctx context.Context, c *cli.Call, d *operator.DeadLetters, filter
 	if err != nil {
 		return err
 	}
-	if !asJSON {
+	if !how.asJSON {
 		if err := cli.PrintTable(c.Stdout, []string{"ID", "OUTCOME", "KIND", "STEP", "SCOPE", "KEY", "REASON", "WHY"}, rows); err != nil {
 			return err
 		}
 	}
-	if planned > limit {
-		fmt.Fprintf(c.Stderr, "these are the first %d\n", limit)
+	if planned > how.limit {
+		fmt.Fprintf(c.Stderr, "these are the first %d\n", how.limit)
 	}
-	return printOutcomes(c, would, outcomes, asJSON)
+	return printOutcomes(c, t, how.would, outcomes, how.asJSON)
 }
 
 func deadRedrive(ctx context.Context, c *cli.Call) error {
@@ -104,17 +112,22 @@ func deadRedrive(ctx context.Context, c *cli.Call) error {
 	if err := change.checkChange(c); err != nil {
 		return err
 	}
-	d, done, err := c.OpenDeadLetters(ctx, operator.Inbox, *change.who)
-	if err != nil {
-		return err
-	}
-	defer done()
-	if change.Dry {
-		return change.ConcludePreview(printPlan(ctx, c, d, change.filter, "would redrive", *force, change.asJSON, cli.PreviewLimit))
-	}
-	outcomes, err := d.Redrive(ctx, change.filter, &operator.RedriveOptions{Rate: *rate, Force: *force, Progress: newProgress(c, time.Now())})
+	err := c.ForEachLetters(ctx, operator.Inbox, *change.who, change.filter.IDs, change.asJSON, func(ctx context.Context, t *cli.Target, d *operator.DeadLetters, ids []int64) error {
+		filter := change.filter
+		filter.IDs = ids
+		if change.Dry {
+			return printPlan(ctx, c, t, d, filter, &plan{would: "would redrive", force: *force, asJSON: change.asJSON, limit: cli.PreviewLimit})
+		}
+		return redriveTarget(ctx, c, t, d, filter, &operator.RedriveOptions{Rate: *rate, Force: *force, Progress: newProgress(c, time.Now())}, change.asJSON)
+	})
+	return change.ConcludePreview(err)
+}
+
+// redriveTarget redrives the letters of one schema.
+func redriveTarget(ctx context.Context, c *cli.Call, t *cli.Target, d *operator.DeadLetters, filter operator.Filter, opts *operator.RedriveOptions, asJSON bool) error {
+	outcomes, err := d.Redrive(ctx, filter, opts)
 	if len(outcomes) > 0 || err == nil {
-		err = errors.Join(printOutcomes(c, "redrove", outcomes, change.asJSON), err)
+		err = errors.Join(printOutcomes(c, t, "redrove", outcomes, asJSON), err)
 	}
 	if ctx.Err() != nil {
 		return errors.New("interrupted; said again, it leaves out what is done")
@@ -122,7 +135,7 @@ func deadRedrive(ctx context.Context, c *cli.Call) error {
 	if err != nil {
 		return err
 	}
-	return judgeRedrive(c, outcomes, len(change.filter.IDs))
+	return judgeRedrive(c, outcomes, len(filter.IDs))
 }
 
 // newProgress returns a function that prints the progress of a redrive that takes longer than
@@ -155,15 +168,16 @@ func judgeRedrive(c *cli.Call, o operator.Outcomes, ids int) error {
 }
 
 // printOutcomes prints the outcomes of a redrive, or of a planned one.
-func printOutcomes(c *cli.Call, did string, o operator.Outcomes, asJSON bool) error {
+func printOutcomes(c *cli.Call, t *cli.Target, did string, o operator.Outcomes, asJSON bool) error {
 	if asJSON {
 		return cli.PrintJSON(c.Stdout, struct {
+			Schema   string            `json:"schema,omitempty"`
 			Did      string            `json:"did"`
 			Count    int               `json:"count"`
 			Removed  int               `json:"removed"`
 			Left     int               `json:"left"`
 			Outcomes operator.Outcomes `json:"outcomes"`
-		}{did, o.Sent(), o.Removed(), o.Left(), o})
+		}{t.Label, did, o.Sent(), o.Removed(), o.Left(), o})
 	}
 	parts := []string{}
 	for _, outcome := range slices.Sorted(maps.Keys(o)) {
@@ -190,17 +204,17 @@ func deadDiscard(ctx context.Context, c *cli.Call) error {
 	if err := change.checkChange(c); err != nil {
 		return err
 	}
-	var keep operator.Keep
-	if change.asJSON {
-		keep = func(l operator.DeadLetter) error {
-			if !*payload {
-				l.Payload = nil
+	return changeLetters(ctx, c, change, "discarded", "would discard", func(t *cli.Target, d *operator.DeadLetters, filter operator.Filter) (int, error) {
+		var keep operator.Keep
+		if change.asJSON {
+			keep = func(l operator.DeadLetter) error {
+				if !*payload {
+					l.Payload = nil
+				}
+				return cli.PrintJSON(c.Stdout, newLetter(t, l))
 			}
-			return cli.PrintJSON(c.Stdout, newLetter(l))
 		}
-	}
-	return changeLetters(ctx, c, change, "discarded", "would discard", func(d *operator.DeadLetters) (int, error) {
-		return d.Discard(ctx, change.filter, keep)
+		return d.Discard(ctx, filter, keep)
 	})
 }
 
@@ -213,8 +227,8 @@ func deadRetry(ctx context.Context, c *cli.Call) error {
 		return err
 	}
 	change.filter.State = operator.StateRetrying
-	return changeLetters(ctx, c, change, "made due", "would make due", func(d *operator.DeadLetters) (int, error) {
-		return d.RetryNow(ctx, change.filter)
+	return changeLetters(ctx, c, change, "made due", "would make due", func(_ *cli.Target, d *operator.DeadLetters, filter operator.Filter) (int, error) {
+		return d.RetryNow(ctx, filter)
 	})
 }
 
@@ -230,8 +244,8 @@ func deadBury(ctx context.Context, c *cli.Call) error {
 		return err
 	}
 	change.filter.State = operator.StateRetrying
-	return changeLetters(ctx, c, change, "buried", "would bury", func(d *operator.DeadLetters) (int, error) {
-		return d.Bury(ctx, change.filter.IDs...)
+	return changeLetters(ctx, c, change, "buried", "would bury", func(_ *cli.Target, d *operator.DeadLetters, filter operator.Filter) (int, error) {
+		return d.Bury(ctx, filter.IDs...)
 	})
 }
 
@@ -243,23 +257,26 @@ func nameState(state operator.State) string {
 	return "dead letters"
 }
 
-// changeLetters calls do for the messages that change picks, or previews the change. It prints the
-// result, and returns an error if none of the ids was changed.
-func changeLetters(ctx context.Context, c *cli.Call, change *parkedChange, did, would string, do func(*operator.DeadLetters) (int, error)) error {
-	to := nameState(change.filter.State)
-	d, done, err := c.OpenDeadLetters(ctx, operator.Inbox, *change.who)
-	if err != nil {
-		return err
-	}
-	defer done()
-	if change.Dry {
-		return change.ConcludePreview(previewLetters(ctx, c, d, change, would, to))
-	}
-	n, err := do(d)
+// changeLetters calls do for the letters that change picks, schema by schema, or previews the change.
+func changeLetters(ctx context.Context, c *cli.Call, change *parkedChange, did, would string, do func(*cli.Target, *operator.DeadLetters, operator.Filter) (int, error)) error {
+	err := c.ForEachLetters(ctx, operator.Inbox, *change.who, change.filter.IDs, change.asJSON, func(ctx context.Context, t *cli.Target, d *operator.DeadLetters, ids []int64) error {
+		filter := change.filter
+		filter.IDs = ids
+		if change.Dry {
+			return previewLetters(ctx, c, t, d, filter, would, change.asJSON)
+		}
+		n, err := do(t, d, filter)
+		return reportChange(c, t, filter, did, n, change.asJSON, err)
+	})
+	return change.ConcludePreview(err)
+}
+
+// reportChange prints how many letters of a schema were changed. It returns an error if none of the ids was.
+func reportChange(c *cli.Call, t *cli.Target, filter operator.Filter, did string, n int, asJSON bool, err error) error {
+	to, ids := nameState(filter.State), len(filter.IDs)
 	if err == nil || n > 0 {
-		err = errors.Join(c.PrintCount(did, to, n, change.asJSON), err)
+		err = errors.Join(c.PrintCount(t.Label, did, to, n, asJSON), err)
 	}
-	ids := len(change.filter.IDs)
 	if err == nil && n == 0 && ids > 0 {
 		return fmt.Errorf("nothing was done: no %s with these ids, or no longer, or not what the filter picks, or at work", to)
 	}
@@ -269,23 +286,23 @@ func changeLetters(ctx context.Context, c *cli.Call, change *parkedChange, did, 
 	return err
 }
 
-// previewLetters prints the first messages that would be changed, and the number of all.
-func previewLetters(ctx context.Context, c *cli.Call, d *operator.DeadLetters, change *parkedChange, would, to string) error {
+// previewLetters prints the first messages of a schema that would be changed, and the number of all.
+func previewLetters(ctx context.Context, c *cli.Call, t *cli.Target, d *operator.DeadLetters, filter operator.Filter, would string, asJSON bool) error {
 	ctx, cancel := context.WithTimeout(ctx, cli.ReadTimeout)
 	defer cancel()
-	letters, err := d.List(ctx, change.filter, 0, cli.PreviewLimit)
+	letters, err := d.List(ctx, filter, 0, cli.PreviewLimit)
 	if err != nil {
 		return err
 	}
-	n, err := d.Count(ctx, change.filter)
+	n, err := d.Count(ctx, filter)
 	if err != nil {
 		return err
 	}
-	if err := printLetters(c, letters, change.asJSON); err != nil {
+	if err := printLetters(c, &cli.Targets{}, cli.ListedIn(t, letters), asJSON); err != nil {
 		return err
 	}
 	if n > len(letters) {
 		fmt.Fprintf(c.Stderr, "these are the first %d\n", len(letters))
 	}
-	return c.PrintCount(would, to, n, change.asJSON)
+	return c.PrintCount(t.Label, would, nameState(filter.State), n, asJSON)
 }

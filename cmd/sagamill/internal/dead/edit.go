@@ -31,53 +31,55 @@ type edit struct {
 }
 
 func deadEdit(ctx context.Context, c *cli.Call) error {
+	c.TakeSeveral(cli.DefaultSchema)
 	e, err := parseEdit(c)
 	if err != nil {
 		return err
 	}
-	d, done, err := c.OpenDeadLetters(ctx, operator.Inbox, *e.who)
-	if err != nil {
-		return err
-	}
-	defer done()
-	var was, is operator.DeadLetter
-	if e.dry {
-		if was, err = d.Get(ctx, e.ids[0]); err == nil && was.State != operator.StateDead {
-			err = operator.ErrNoDeadLetter
+	return c.ForEachLetters(ctx, operator.Inbox, *e.who, e.ids, e.asJSON, func(ctx context.Context, t *cli.Target, d *operator.DeadLetters, _ []int64) error {
+		was, is, err := e.editLetter(ctx, d)
+		if err != nil {
+			return fmt.Errorf("%d: %w", e.ids[0], err)
 		}
-		if err == nil {
-			is, err = e.Apply(was, time.Now())
+		if e.asJSON {
+			if !e.show {
+				is.Payload = nil
+			}
+			return cli.PrintJSON(c.Stdout, newLetter(t, is))
 		}
-	} else {
-		was, is, err = d.Edit(ctx, e.ids[0], e.Edit)
-	}
-	if err != nil {
-		return fmt.Errorf("%d: %w", e.ids[0], err)
-	}
-	if e.asJSON {
-		if !e.show {
-			is.Payload = nil
+		if err := printDifference(c.Stdout, was, is, e.show); err != nil {
+			return err
 		}
-		return cli.PrintJSON(c.Stdout, newLetter(is))
+		return reportEdit(c, t, is.ID, e.dry)
+	})
+}
+
+// editLetter edits the letter, or only says what it would be.
+func (e *edit) editLetter(ctx context.Context, d *operator.DeadLetters) (was, is operator.DeadLetter, err error) {
+	if !e.dry {
+		return d.Edit(ctx, e.ids[0], e.Edit)
 	}
-	if err := printDifference(c.Stdout, was, is, e.show); err != nil {
-		return err
+	if was, err = d.Get(ctx, e.ids[0]); err == nil && was.State != operator.StateDead {
+		err = operator.ErrNoDeadLetter
 	}
-	return reportEdit(c, is.ID, e.dry)
+	if err == nil {
+		is, err = e.Apply(was, time.Now())
+	}
+	return was, is, err
 }
 
 // reportEdit prints that the letter was edited, and the command that redrives it. An edit alone
 // redrives nothing.
-func reportEdit(c *cli.Call, id int64, dry bool) error {
+func reportEdit(c *cli.Call, t *cli.Target, id int64, dry bool) error {
 	if dry {
 		_, err := fmt.Fprintln(c.Stdout, "would edit 1 dead letter; nothing is changed")
 		return err
 	}
-	schema := ""
-	if *c.Schema != migrations.DefaultSchema {
-		schema = " -schema " + *c.Schema
+	flags := t.Flags
+	if t.Name == migrations.DefaultSchema {
+		flags = ""
 	}
-	_, err := fmt.Fprintf(c.Stdout, "edited 1 dead letter; redrive it with sagamill dead redrive%s -id %d\n", schema, id)
+	_, err := fmt.Fprintf(c.Stdout, "edited 1 dead letter; redrive it with sagamill dead redrive%s -id %d\n", flags, id)
 	return err
 }
 

@@ -10,6 +10,7 @@ import (
 
 // A Letter is a parked message as JSON. Bytes that are not UTF-8 are base64, in a separate member.
 type Letter struct {
+	Schema        string            `json:"schema"`
 	ID            int64             `json:"id"`
 	State         string            `json:"state"`
 	Kind          string            `json:"kind"`
@@ -39,9 +40,9 @@ type Letter struct {
 	Why     string `json:"why,omitempty"`
 }
 
-func newLetter(l operator.DeadLetter) Letter {
+func newLetter(t *cli.Target, l operator.DeadLetter) Letter {
 	j := Letter{
-		ID: l.ID, State: string(l.State), Kind: l.Kind, Scope: l.Scope, Key: l.Key, Step: l.Step, N: l.N, Topic: l.Topic,
+		Schema: t.Name, ID: l.ID, State: string(l.State), Kind: l.Kind, Scope: l.Scope, Key: l.Key, Step: l.Step, N: l.N, Topic: l.Topic,
 		Headers: map[string]string{}, Reason: string(l.Reason), Error: l.Error, Stack: l.Stack, Attempts: l.Attempts,
 		FirstAt: cli.FormatTime(l.FirstAt), LastAt: cli.FormatTime(l.LastAt), Edited: l.Edited, InDoubt: l.InDoubt, Size: l.Size,
 	}

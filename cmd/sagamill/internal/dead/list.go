@@ -2,6 +2,7 @@
 package dead
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -94,64 +95,67 @@ func (p *parkedFlags) checkPicked(c *cli.Call, all bool) error {
 }
 
 func deadList(ctx context.Context, c *cli.Call) error {
-	pick := addFilter(c)
+	c.TakeSeveral(cli.DefaultSchema)
+	pick, after, limit := addFilter(c), c.AddAfterID(), c.AddLimitFlag()
 	asJSON := c.Flags.Bool("json", false, "print JSON, a line each")
 	state := c.Flags.String("state", "dead", "dead, or retrying: those that go round; default: dead")
-	after := c.Flags.Int64("after", 0, "begin behind this id")
-	limit := c.Flags.Int("limit", cli.DefaultLimit, fmt.Sprintf("print so many, at most %d; default: %d", operator.MaxList, cli.DefaultLimit))
 	if err := c.ParseDatabaseFlags(); err != nil {
 		return err
-	}
-	if *limit < 1 || *limit > operator.MaxList {
-		return fmt.Errorf("-limit must be between 1 and %d", operator.MaxList)
 	}
 	if pick.filter.State = operator.State(*state); *state != "dead" && *state != "retrying" {
 		return errors.New("-state must be dead or retrying")
 	}
-	if err := pick.checkFilter(c); err != nil {
+	if err := cmp.Or(cli.CheckLimit(*limit), pick.checkFilter(c)); err != nil {
 		return err
 	}
-	d, done, err := c.OpenDeadLetters(ctx, operator.Inbox, operator.Options{})
+	targets, err := c.OpenTargets(ctx, cli.DefaultSchema)
 	if err != nil {
 		return err
 	}
-	defer done()
-	ctx, cancel := context.WithTimeout(ctx, cli.ReadTimeout)
-	defer cancel()
-	letters, err := d.List(ctx, pick.filter, *after, *limit)
+	defer targets.Close()
+	letters, err := cli.ListTargets(ctx, targets, after, *limit, func(ctx context.Context, t *cli.Target, after int64, limit int) ([]operator.DeadLetter, error) {
+		d, err := t.OpenDeadLetters(operator.Inbox, operator.Options{})
+		if err != nil {
+			return nil, err
+		}
+		return d.List(ctx, pick.filter, after, limit)
+	})
 	if err != nil {
 		return err
 	}
-	if err := printLetters(c, letters, *asJSON); err != nil {
+	if err := printLetters(c, targets, letters, *asJSON); err != nil {
 		return err
 	}
 	if len(letters) == 0 && !*asJSON {
 		fmt.Fprintf(c.Stderr, "no %s\n", nameState(pick.filter.State))
 	}
 	if len(letters) == *limit {
-		fmt.Fprintf(c.Stderr, "there may be more: -after %d\n", letters[len(letters)-1].ID)
+		last := letters[len(letters)-1]
+		fmt.Fprintf(c.Stderr, "there may be more: -after %s\n", targets.FormatPlace(last.Target, strconv.FormatInt(last.Entry.ID, 10)))
 	}
 	return nil
 }
 
 // printLetters prints a table, or a line of JSON each.
-func printLetters(c *cli.Call, letters []operator.DeadLetter, asJSON bool) error {
+func printLetters(c *cli.Call, targets *cli.Targets, letters []cli.Listed[operator.DeadLetter], asJSON bool) error {
 	if asJSON {
 		for _, l := range letters {
-			if err := cli.PrintJSON(c.Stdout, newLetter(l)); err != nil {
+			if err := cli.PrintJSON(c.Stdout, newLetter(l.Target, l.Entry)); err != nil {
 				return err
 			}
 		}
 		return nil
 	}
 	rows := make([][]string, len(letters))
-	for i, l := range letters {
+	for i := range letters {
+		l := letters[i].Entry
 		rows[i] = []string{
 			strconv.FormatInt(l.ID, 10), cli.FormatCell(l.Kind), cli.FormatCell(cli.FormatStep(l)), cli.FormatCell(l.Scope), cli.FormatCell(l.Key), cli.FormatCell(l.Topic), cli.FormatCell(string(l.Reason)),
 			strconv.Itoa(l.Attempts), cli.FormatTime(l.LastAt), formatDue(l), strconv.Itoa(l.Size), cli.FormatCell(cli.ClipText(l.Error, cli.ReasonWidth)),
 		}
 	}
-	return cli.PrintTable(c.Stdout, []string{"ID", "KIND", "STEP", "SCOPE", "KEY", "TOPIC", "REASON", "ATTEMPTS", "FAILED", "AGAIN", "BYTES", "ERROR"}, rows)
+	header := []string{"ID", "KIND", "STEP", "SCOPE", "KEY", "TOPIC", "REASON", "ATTEMPTS", "FAILED", "AGAIN", "BYTES", "ERROR"}
+	return targets.PrintListed(c, header, cli.TargetsOf(letters), rows)
 }
 
 func formatDue(l operator.DeadLetter) string {
@@ -169,9 +173,9 @@ func deadShow(ctx context.Context, c *cli.Call) error {
 }
 
 // printLetter prints all that is known of l, with the payload if it has one.
-func printLetter(c *cli.Call, l operator.DeadLetter, asJSON bool) error {
+func printLetter(c *cli.Call, t *cli.Target, l operator.DeadLetter, asJSON bool) error {
 	if asJSON {
-		return cli.PrintJSON(c.Stdout, newLetter(l))
+		return cli.PrintJSON(c.Stdout, newLetter(t, l))
 	}
 	fields := [][2]string{
 		{"id", strconv.FormatInt(l.ID, 10)}, {"state", cli.FormatCell(string(l.State))}, {"kind", cli.FormatCell(l.Kind)}, {"step", cli.FormatCell(cli.FormatStep(l))},

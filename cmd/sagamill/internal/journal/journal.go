@@ -4,8 +4,8 @@ package journal
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -20,42 +20,58 @@ func Commands() []cli.Command {
 }
 
 func readJournal(ctx context.Context, c *cli.Call) error {
+	c.TakeSeveral(cli.DefaultSchema)
 	var since time.Time
 	c.Flags.TextVar(&since, "since", time.Time{}, "since then, such as 2026-01-31T12:00:00Z; default: all")
-	before := c.Flags.Int64("before", 0, "below this id, to go on; default: from the newest")
-	limit := c.Flags.Int("limit", cli.DefaultLimit, fmt.Sprintf("print so many, at most %d; default: %d", operator.MaxList, cli.DefaultLimit))
+	before, limit := cli.Positions{}, c.AddLimitFlag()
+	c.Flags.Var(before, "before", "below this id, to go on; of several schemas, SCHEMA:ID,…; default: from the newest")
 	asJSON := c.Flags.Bool("json", false, "print JSON, a line each, with the ids of all messages")
 	if err := c.ParseDatabaseFlags(); err != nil {
 		return err
 	}
-	switch {
-	case *limit < 1 || *limit > operator.MaxList:
-		return fmt.Errorf("-limit must be between 1 and %d", operator.MaxList)
-	case *before < 0:
-		return errors.New("-before must not be negative")
+	if err := cli.CheckLimit(*limit); err != nil {
+		return err
 	}
-	db, err := c.OpenDatabase(ctx)
+	targets, err := c.OpenTargets(ctx, cli.DefaultSchema)
 	if err != nil {
 		return err
 	}
-	defer db.Close()
-	ctx, cancel := context.WithTimeout(ctx, cli.ReadTimeout)
-	defer cancel()
-	entries, err := operator.ReadJournal(ctx, db, &operator.Options{Schema: *c.Schema}, since, *before, *limit)
+	defer targets.Close()
+	if err := before.Assign("before", targets); err != nil {
+		return err
+	}
+	entries, err := mergeJournals(ctx, targets, since, before, *limit)
 	if err != nil {
 		return err
 	}
-	if err := printJournal(c, entries, *asJSON); err != nil {
+	if err := printJournal(c, targets, entries, *asJSON); err != nil {
 		return err
 	}
 	if len(entries) == *limit {
-		fmt.Fprintf(c.Stderr, "there may be more: -before %d\n", entries[len(entries)-1].ID)
+		for _, e := range entries {
+			before[e.Name] = e.Entry.ID
+		}
+		if !targets.Several() {
+			before = cli.Positions{"": before[targets.All[0].Name]}
+		}
+		fmt.Fprintf(c.Stderr, "there may be more: -before %s\n", before)
 	}
 	return nil
 }
 
+// mergeJournals reads the newest entries of all targets, the newest first.
+func mergeJournals(ctx context.Context, targets *cli.Targets, since time.Time, before cli.Positions, limit int) (all []cli.Listed[operator.JournalEntry], err error) {
+	err = targets.Each(ctx, func(ctx context.Context, t *cli.Target) error {
+		entries, err := operator.ReadJournal(ctx, t.DB, &operator.Options{Schema: t.Schema}, since, before[t.Name], limit)
+		all = append(all, cli.ListedIn(t, entries)...)
+		return err
+	})
+	slices.SortStableFunc(all, func(a, b cli.Listed[operator.JournalEntry]) int { return b.Entry.At.Compare(a.Entry.At) })
+	return all[:min(len(all), limit)], err
+}
+
 // printJournal prints a table, or a line of JSON each.
-func printJournal(c *cli.Call, entries []operator.JournalEntry, asJSON bool) error {
+func printJournal(c *cli.Call, targets *cli.Targets, entries []cli.Listed[operator.JournalEntry], asJSON bool) error {
 	if asJSON {
 		for _, e := range entries {
 			if err := cli.PrintJSON(c.Stdout, newEntry(e)); err != nil {
@@ -65,13 +81,14 @@ func printJournal(c *cli.Call, entries []operator.JournalEntry, asJSON bool) err
 		return nil
 	}
 	rows := make([][]string, len(entries))
-	for i, e := range entries {
+	for i := range entries {
+		e := entries[i].Entry
 		rows[i] = []string{
 			strconv.FormatInt(e.ID, 10), cli.FormatTime(e.At), cli.FormatCell(e.By), cli.FormatCell(e.DBUser), e.Verb, strconv.Itoa(len(e.IDs)), cli.FormatCell(formatIDRange(e.IDs)),
 			cli.FormatCell(cli.ClipText(string(e.What), cli.ReasonWidth)), cli.FormatCell(cli.ClipText(e.Why, cli.ReasonWidth)),
 		}
 	}
-	return cli.PrintTable(c.Stdout, []string{"ID", "AT", "BY", "LOGIN", "VERB", "COUNT", "IDS", "PICKED", "WHY"}, rows)
+	return targets.PrintListed(c, []string{"ID", "AT", "BY", "LOGIN", "VERB", "COUNT", "IDS", "PICKED", "WHY"}, cli.TargetsOf(entries), rows)
 }
 
 // formatIDRange lists a few ids, and of many ids returns the first and the last.
@@ -88,6 +105,7 @@ func formatIDRange(ids []int64) string {
 
 // An Entry is a row of the journal as JSON.
 type Entry struct {
+	Schema string          `json:"schema"`
 	ID     int64           `json:"id"`
 	At     string          `json:"at"`
 	By     string          `json:"by"`
@@ -99,6 +117,7 @@ type Entry struct {
 	Why    string          `json:"why,omitempty"`
 }
 
-func newEntry(e operator.JournalEntry) Entry {
-	return Entry{e.ID, cli.FormatTime(e.At), e.By, e.DBUser, e.Verb, len(e.IDs), e.IDs, e.What, e.Why}
+func newEntry(l cli.Listed[operator.JournalEntry]) Entry {
+	e := l.Entry
+	return Entry{l.Name, e.ID, cli.FormatTime(e.At), e.By, e.DBUser, e.Verb, len(e.IDs), e.IDs, e.What, e.Why}
 }

@@ -39,22 +39,38 @@ func onlyParts(c *cli.Call) func() []migrations.Part {
 
 func migrateUp(ctx context.Context, c *cli.Call) error {
 	only := onlyParts(c)
-	if err := c.ParseDatabaseFlags(); err != nil {
-		return err
-	}
-	if err := migrations.Up(ctx, *c.Database, *c.Schema, only()...); err != nil {
-		return err
-	}
-	return printVersion(ctx, c)
-}
-
-// printVersion prints how many migrations the schema has, and which parts.
-func printVersion(ctx context.Context, c *cli.Call) error {
-	applied, known, err := migrations.Version(ctx, *c.Database, *c.Schema)
+	at, err := parsePlace(c)
 	if err != nil {
 		return err
 	}
-	there, err := migrations.Parts(ctx, *c.Database, *c.Schema)
+	if err := migrations.Up(ctx, at.database, at.schema, only()...); err != nil {
+		return err
+	}
+	return printVersion(ctx, c, at)
+}
+
+// A place is the schema of a command, in its database.
+type place struct{ database, schema string }
+
+// parsePlace parses a command line that names one schema.
+func parsePlace(c *cli.Call) (at place, err error) {
+	if err := c.ParseDatabaseFlags(); err != nil {
+		return at, err
+	}
+	if at.database, err = c.OneDatabase(); err != nil {
+		return at, err
+	}
+	at.schema, err = c.OneSchema()
+	return at, err
+}
+
+// printVersion prints how many migrations the schema has, and which parts.
+func printVersion(ctx context.Context, c *cli.Call, at place) error {
+	applied, known, err := migrations.Version(ctx, at.database, at.schema)
+	if err != nil {
+		return err
+	}
+	there, err := migrations.Parts(ctx, at.database, at.schema)
 	if err != nil {
 		return err
 	}
@@ -62,7 +78,7 @@ func printVersion(ctx context.Context, c *cli.Call) error {
 	if len(there) > 0 {
 		of = " of " + strings.ReplaceAll(strings.Trim(fmt.Sprint(there), "[]"), " ", ",") // in the form of -only
 	}
-	fmt.Fprintf(c.Stdout, "schema %s has had %d of %d migrations%s\n", *c.Schema, applied, known, of)
+	fmt.Fprintf(c.Stdout, "schema %s has had %d of %d migrations%s\n", at.schema, applied, known, of)
 	return nil
 }
 
@@ -71,7 +87,11 @@ func migratePrint(_ context.Context, c *cli.Call) error {
 	if err := c.ParseFlags(); err != nil {
 		return err
 	}
-	return migrations.Print(c.Stdout, *c.Schema, only()...)
+	schema, err := c.OneSchema()
+	if err != nil {
+		return err
+	}
+	return migrations.Print(c.Stdout, schema, only()...)
 }
 
 func migrateRoles(_ context.Context, c *cli.Call) error {
@@ -80,14 +100,19 @@ func migrateRoles(_ context.Context, c *cli.Call) error {
 	if err := c.ParseFlags(); err != nil {
 		return err
 	}
-	return migrations.Roles(c.Stdout, *c.Schema, *prefix, only()...)
+	schema, err := c.OneSchema()
+	if err != nil {
+		return err
+	}
+	return migrations.Roles(c.Stdout, schema, *prefix, only()...)
 }
 
 func migrateVersion(ctx context.Context, c *cli.Call) error {
-	if err := c.ParseDatabaseFlags(); err != nil {
+	at, err := parsePlace(c)
+	if err != nil {
 		return err
 	}
-	return printVersion(ctx, c)
+	return printVersion(ctx, c, at)
 }
 
 // migrateDown goes back to a version. It removes the contents of tables, so without -yes it only
@@ -96,20 +121,21 @@ func migrateDown(ctx context.Context, c *cli.Call) error {
 	to := c.Flags.Int("to", -1, "the version to go back to")
 	var yes bool
 	c.Flags.BoolVar(&yes, "yes", false, "do it; without it, only say what would be done")
-	if err := c.ParseDatabaseFlags(); err != nil {
+	at, err := parsePlace(c)
+	if err != nil {
 		return err
 	}
 	if *to < 0 || *to > math.MaxInt32 {
 		return errors.New("say how far with -to; 0 removes every table and what it holds")
 	}
 	if !yes {
-		if err := printVersion(ctx, c); err != nil {
+		if err := printVersion(ctx, c, at); err != nil {
 			return err
 		}
 		return fmt.Errorf("nothing is done yet: the same with -yes goes back to %d, and removes with all that they hold the tables and columns that came later", *to)
 	}
-	if err := migrations.Down(ctx, *c.Database, *c.Schema, int32(*to)); err != nil {
+	if err := migrations.Down(ctx, at.database, at.schema, int32(*to)); err != nil {
 		return err
 	}
-	return printVersion(ctx, c)
+	return printVersion(ctx, c, at)
 }

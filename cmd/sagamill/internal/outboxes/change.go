@@ -56,28 +56,34 @@ func releaseIDs(d *operator.DeadLetters, ctx context.Context, what *changeCall) 
 // changeLetters makes the change of the letters that the command line picks, or previews it. It prints
 // the result, and returns an error if none of the ids was changed.
 func changeLetters(ctx context.Context, c *cli.Call, what change) error {
+	c.TakeSeveral(cli.DefaultSchema)
 	said, err := parseChange(c, what)
 	if err != nil {
 		return err
 	}
-	filter := said.filter
-	d, done, err := c.OpenDeadLetters(ctx, operator.Outbox, *said.who)
-	if err != nil {
-		return err
-	}
-	defer done()
-	if said.Dry {
-		return said.ConcludePreview(previewLetters(ctx, c, d, what, filter, said.asJSON))
-	}
+	err = c.ForEachLetters(ctx, operator.Outbox, *said.who, said.filter.IDs, said.asJSON, func(ctx context.Context, t *cli.Target, d *operator.DeadLetters, ids []int64) error {
+		of := *said
+		of.filter.IDs = ids
+		if said.Dry {
+			return previewLetters(ctx, c, t, d, what, &of)
+		}
+		return changeTarget(ctx, c, t, d, what, &of)
+	})
+	return said.ConcludePreview(err)
+}
+
+// changeTarget makes the change in one schema.
+func changeTarget(ctx context.Context, c *cli.Call, t *cli.Target, d *operator.DeadLetters, what change, said *changeCall) error {
 	n, err := what.do(d, ctx, said)
 	if err == nil || n > 0 {
-		err = errors.Join(c.PrintCount(what.did, what.to, n, said.asJSON), err)
+		err = errors.Join(c.PrintCount(t.Label, what.did, what.to, n, said.asJSON), err)
 	}
-	if err == nil && n == 0 && len(filter.IDs) > 0 {
+	ids := len(said.filter.IDs)
+	if err == nil && n == 0 && ids > 0 {
 		return fmt.Errorf("nothing was done: no %s with these ids, or no longer, or not what the filter picks", what.to)
 	}
-	if err == nil && n < len(filter.IDs) {
-		fmt.Fprintf(c.Stderr, "%d of %d ids left out: no %s, or no longer, or not what the filter picks\n", len(filter.IDs)-n, len(filter.IDs), what.to)
+	if err == nil && n < ids {
+		fmt.Fprintf(c.Stderr, "%d of %d ids left out: no %s, or no longer, or not what the filter picks\n", ids-n, ids, what.to)
 	}
 	return err
 }
@@ -120,10 +126,11 @@ func parseChange(c *cli.Call, what change) (*changeCall, error) {
 	return said, said.Consent.DecideChange(!named)
 }
 
-// previewLetters prints the first letters that would be changed, and the number of all.
-func previewLetters(ctx context.Context, c *cli.Call, d *operator.DeadLetters, what change, filter operator.Filter, asJSON bool) error {
+// previewLetters prints the first letters of a schema that would be changed, and the number of all.
+func previewLetters(ctx context.Context, c *cli.Call, t *cli.Target, d *operator.DeadLetters, what change, said *changeCall) error {
 	ctx, cancel := context.WithTimeout(ctx, cli.ReadTimeout)
 	defer cancel()
+	filter := said.filter
 	filter.State = what.state
 	letters, err := d.List(ctx, filter, 0, cli.PreviewLimit)
 	if err != nil {
@@ -133,11 +140,11 @@ func previewLetters(ctx context.Context, c *cli.Call, d *operator.DeadLetters, w
 	if err != nil {
 		return err
 	}
-	if err := printLetters(c, letters, asJSON); err != nil {
+	if err := printLetters(c, &cli.Targets{}, cli.ListedIn(t, letters), said.asJSON); err != nil {
 		return err
 	}
 	if n > len(letters) {
 		fmt.Fprintf(c.Stderr, "these are the first %d\n", len(letters))
 	}
-	return c.PrintCount(what.would, what.to, n, asJSON)
+	return c.PrintCount(t.Label, what.would, what.to, n, said.asJSON)
 }

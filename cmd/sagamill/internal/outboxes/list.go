@@ -1,6 +1,7 @@
 package outboxes
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -21,52 +22,54 @@ func outboxRefusedList(ctx context.Context, c *cli.Call) error {
 
 // listLetters lists messages of one state.
 func listLetters(ctx context.Context, c *cli.Call, state operator.State) error {
-	pick := addFilter(c)
+	c.TakeSeveral(cli.DefaultSchema)
+	pick, after, limit := addFilter(c), c.AddAfterID(), c.AddLimitFlag()
 	asJSON := c.Flags.Bool("json", false, "print JSON, a line each")
-	after := c.Flags.Int64("after", 0, "begin behind this id")
-	limit := c.Flags.Int("limit", cli.DefaultLimit, fmt.Sprintf("print so many, at most %d; default: %d", operator.MaxList, cli.DefaultLimit))
 	if err := c.ParseDatabaseFlags(); err != nil {
 		return err
 	}
-	if *limit < 1 || *limit > operator.MaxList {
-		return fmt.Errorf("-limit must be between 1 and %d", operator.MaxList)
-	}
-	if err := pick.checkFilter(c); err != nil {
+	if err := cmp.Or(cli.CheckLimit(*limit), pick.checkFilter(c)); err != nil {
 		return err
 	}
-	d, done, err := c.OpenDeadLetters(ctx, operator.Outbox, operator.Options{})
+	targets, err := c.OpenTargets(ctx, cli.DefaultSchema)
 	if err != nil {
 		return err
 	}
-	defer done()
-	ctx, cancel := context.WithTimeout(ctx, cli.ReadTimeout)
-	defer cancel()
+	defer targets.Close()
 	pick.filter.State = state
-	letters, err := d.List(ctx, pick.filter, *after, *limit)
+	letters, err := cli.ListTargets(ctx, targets, after, *limit, func(ctx context.Context, t *cli.Target, after int64, limit int) ([]operator.DeadLetter, error) {
+		d, err := t.OpenDeadLetters(operator.Outbox, operator.Options{})
+		if err != nil {
+			return nil, err
+		}
+		return d.List(ctx, pick.filter, after, limit)
+	})
 	if err != nil {
 		return err
 	}
-	if err := printLetters(c, letters, *asJSON); err != nil {
+	if err := printLetters(c, targets, letters, *asJSON); err != nil {
 		return err
 	}
 	if len(letters) == *limit {
-		fmt.Fprintf(c.Stderr, "there may be more: -after %d\n", letters[len(letters)-1].ID)
+		last := letters[len(letters)-1]
+		fmt.Fprintf(c.Stderr, "there may be more: -after %s\n", targets.FormatPlace(last.Target, strconv.FormatInt(last.Entry.ID, 10)))
 	}
 	return nil
 }
 
 // printLetters prints a table, or a line of JSON each.
-func printLetters(c *cli.Call, letters []operator.DeadLetter, asJSON bool) error {
+func printLetters(c *cli.Call, targets *cli.Targets, letters []cli.Listed[operator.DeadLetter], asJSON bool) error {
 	if asJSON {
 		for _, l := range letters {
-			if err := cli.PrintJSON(c.Stdout, newLetter(l)); err != nil {
+			if err := cli.PrintJSON(c.Stdout, newLetter(l.Target, l.Entry)); err != nil {
 				return err
 			}
 		}
 		return nil
 	}
 	rows := make([][]string, len(letters))
-	for i, l := range letters {
+	for i := range letters {
+		l := letters[i].Entry
 		again := "never"
 		if !l.DueAt.IsZero() {
 			again = cli.FormatTime(l.DueAt)
@@ -76,7 +79,8 @@ func printLetters(c *cli.Call, letters []operator.DeadLetter, asJSON bool) error
 			strconv.Itoa(l.Attempts), cli.FormatTime(l.LastAt), again, strconv.Itoa(l.Size), cli.FormatCell(cli.ClipText(l.Error, cli.ReasonWidth)),
 		}
 	}
-	return cli.PrintTable(c.Stdout, []string{"ID", "MESSAGE", "TOPIC", "SCOPE", "KEY", "STEP", "ATTEMPTS", "REFUSED", "AGAIN", "BYTES", "REASON"}, rows)
+	header := []string{"ID", "MESSAGE", "TOPIC", "SCOPE", "KEY", "STEP", "ATTEMPTS", "REFUSED", "AGAIN", "BYTES", "REASON"}
+	return targets.PrintListed(c, header, cli.TargetsOf(letters), rows)
 }
 
 func outboxDeadShow(ctx context.Context, c *cli.Call) error {
@@ -84,9 +88,9 @@ func outboxDeadShow(ctx context.Context, c *cli.Call) error {
 }
 
 // printLetter prints all that is known of l, with the payload if it has one.
-func printLetter(c *cli.Call, l operator.DeadLetter, asJSON bool) error {
+func printLetter(c *cli.Call, t *cli.Target, l operator.DeadLetter, asJSON bool) error {
 	if asJSON {
-		return cli.PrintJSON(c.Stdout, newLetter(l))
+		return cli.PrintJSON(c.Stdout, newLetter(t, l))
 	}
 	again := "never: it is a dead letter"
 	if !l.DueAt.IsZero() {
@@ -107,6 +111,7 @@ func printLetter(c *cli.Call, l operator.DeadLetter, asJSON bool) error {
 
 // A Letter is a dead letter as JSON.
 type Letter struct {
+	Schema        string          `json:"schema"`
 	ID            int64           `json:"id"`
 	MessageID     string          `json:"message_id"`
 	Topic         string          `json:"topic"`
@@ -130,9 +135,9 @@ type Letter struct {
 	Base64        []byte          `json:"payload_base64,omitempty"` // if it is not
 }
 
-func newLetter(l operator.DeadLetter) Letter {
+func newLetter(t *cli.Target, l operator.DeadLetter) Letter {
 	j := Letter{
-		ID: l.ID, MessageID: l.MessageID, Topic: l.Topic, Type: l.Type, Scope: l.Scope, Key: l.Key, Step: l.Step, N: l.N,
+		Schema: t.Name, ID: l.ID, MessageID: l.MessageID, Topic: l.Topic, Type: l.Type, Scope: l.Scope, Key: l.Key, Step: l.Step, N: l.N,
 		OrderingKey: l.OrderingKey, CorrelationID: l.CorrelationID, CausationID: l.CausationID, ContentType: l.ContentType,
 		Headers: l.HeadersJSON, CreatedAt: cli.FormatTime(l.FirstAt), Attempts: l.Attempts, Reason: l.Error, RefusedAt: cli.FormatTime(l.LastAt), Size: l.Size,
 	}

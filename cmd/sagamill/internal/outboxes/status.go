@@ -27,31 +27,33 @@ func Commands() []cli.Command {
 }
 
 func outboxStatus(ctx context.Context, c *cli.Call) error {
-	asJSON := c.Flags.Bool("json", false, "print JSON")
+	c.TakeSeveral(cli.DefaultSchema)
+	asJSON := c.Flags.Bool("json", false, "print JSON, a line each")
 	if err := c.ParseDatabaseFlags(); err != nil {
 		return err
 	}
-	db, err := c.OpenDatabase(ctx)
-	if err != nil {
-		return err
-	}
-	defer db.Close()
-	ctx, cancel := context.WithTimeout(ctx, cli.ReadTimeout)
-	defer cancel()
-	s, err := outbox.ReadStats(ctx, db, *c.Schema)
-	if err != nil {
-		return err
-	}
-	if *asJSON {
-		return cli.PrintJSON(c.Stdout, newStatus(*c.Schema, s))
-	}
+	return c.ForEachTarget(ctx, cli.DefaultSchema, *asJSON, func(ctx context.Context, t *cli.Target) error {
+		ctx, cancel := context.WithTimeout(ctx, cli.ReadTimeout)
+		defer cancel()
+		s, err := outbox.ReadStats(ctx, t.DB, t.Schema)
+		if err != nil {
+			return err
+		}
+		if *asJSON {
+			return cli.PrintJSON(c.Stdout, NewStatus(t.Name, &s))
+		}
+		return printStatus(c, &s)
+	})
+}
+
+func printStatus(c *cli.Call, s *outbox.Stats) error {
 	fields := [][2]string{
-		{"stored", fmt.Sprintf("%s, the oldest for %s", formatCounted(s.Stored), s.Oldest.Round(time.Millisecond))},
-		{"delayed", formatCounted(s.Delayed)},
-		{"waiting", formatCounted(s.Waiting)},
-		{"refused", formatCounted(s.Refused)},
-		{"dead", formatCounted(s.Dead)},
-		{"relay", fmt.Sprintf("%s, epoch %d", relayName(s), s.Epoch)},
+		{"stored", fmt.Sprintf("%s, the oldest for %s", FormatCounted(s.Stored), s.Oldest.Round(time.Millisecond))},
+		{"delayed", FormatCounted(s.Delayed)},
+		{"waiting", FormatCounted(s.Waiting)},
+		{"refused", FormatCounted(s.Refused)},
+		{"dead", FormatCounted(s.Dead)},
+		{"relay", FormatRelay(s)},
 	}
 	for _, leaf := range slices.Sorted(maps.Keys(s.Leaves)) {
 		fields = append(fields, [2]string{leaf, fmt.Sprintf("%.1f MiB", float64(s.Leaves[leaf])/(1<<20))})
@@ -62,19 +64,23 @@ func outboxStatus(ctx context.Context, c *cli.Call) error {
 	return cli.PrintFields(c.Stdout, fields)
 }
 
-// formatCounted returns a number of [outbox.Stats], marked if it is a lower bound.
-func formatCounted(n int) string {
+// FormatCounted returns a number of [outbox.Stats], marked if it is a lower bound.
+func FormatCounted(n int) string {
 	if n >= outbox.CountLimit {
 		return "at least " + strconv.Itoa(n)
 	}
 	return strconv.Itoa(n)
 }
 
-func relayName(s outbox.Stats) string {
-	if s.Holder != "" {
-		return cli.FormatCell(s.Holder)
+// FormatRelay returns the active relay, with what is left of its lease, or the one whose lease ran out.
+func FormatRelay(s *outbox.Stats) string {
+	switch {
+	case s.Holder != "":
+		return fmt.Sprintf("%s, its lease for %s more, epoch %d", cli.FormatCell(s.Holder), s.Lease.Round(time.Millisecond), s.Epoch)
+	case s.LastHolder != "":
+		return fmt.Sprintf("none; the lease of %s is over since %s, epoch %d", cli.FormatCell(s.LastHolder), cli.FormatAge(-s.Lease), s.Epoch)
 	}
-	return "none"
+	return fmt.Sprintf("none, epoch %d", s.Epoch)
 }
 
 // A Status is the output of outbox status as JSON. A number of messages that is not below count_limit
@@ -88,17 +94,21 @@ type Status struct {
 	Waiting    int              `json:"waiting"`
 	Refused    int              `json:"refused"`
 	Dead       int              `json:"dead"`
+	OldestDead float64          `json:"oldest_dead_seconds"`
 	Holder     string           `json:"holder"`
+	LastHolder string           `json:"last_holder"`
+	Lease      float64          `json:"lease_seconds"` // negative: it is over
 	Epoch      int64            `json:"epoch"`
 	Leaves     map[string]int64 `json:"leaf_bytes"`
 	Writer     float64          `json:"oldest_writer_seconds"`
 	WriterPID  int              `json:"oldest_writer_pid"`
 }
 
-func newStatus(schema string, s outbox.Stats) Status {
+// NewStatus returns stats as JSON.
+func NewStatus(schema string, s *outbox.Stats) Status {
 	return Status{
 		Schema: schema, CountLimit: outbox.CountLimit, Stored: s.Stored, Oldest: s.Oldest.Seconds(), Delayed: s.Delayed, Waiting: s.Waiting,
-		Refused: s.Refused, Dead: s.Dead, Holder: s.Holder, Epoch: s.Epoch, Leaves: s.Leaves,
+		Refused: s.Refused, Dead: s.Dead, OldestDead: s.OldestDead.Seconds(), Holder: s.Holder, LastHolder: s.LastHolder, Lease: s.Lease.Seconds(), Epoch: s.Epoch, Leaves: s.Leaves,
 		Writer: s.OldestWriter.Seconds(), WriterPID: s.WriterPID,
 	}
 }

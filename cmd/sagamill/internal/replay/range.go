@@ -4,62 +4,32 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
-	"slices"
-	"strconv"
-	"strings"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/sagamill/sagamill/cmd/sagamill/internal/cli"
 	"github.com/sagamill/sagamill/operator"
 )
-
-// positions are the ids of the last replayed messages, by schema.
-type positions map[string]int64
-
-// String returns the text that Set reads.
-func (p positions) String() string {
-	parts := make([]string, 0, len(p))
-	for _, schema := range slices.Sorted(maps.Keys(p)) {
-		parts = append(parts, schema+":"+strconv.FormatInt(p[schema], 10))
-	}
-	return strings.Join(parts, ",")
-}
-
-// Set reads a flag.
-func (p positions) Set(text string) error {
-	for part := range strings.SplitSeq(text, ",") {
-		schema, id, _ := strings.Cut(strings.TrimSpace(part), ":")
-		at, err := strconv.ParseInt(id, 10, 64)
-		if err != nil || at < 0 || schema == "" {
-			return errors.New("want SCHEMA:ID,…")
-		}
-		p[schema] = at
-	}
-	return nil
-}
 
 // A rangeReplay is a replay of a time range, schema by schema.
 type rangeReplay struct {
 	*cli.Call
 	*replayCall
-	db       *pgxpool.Pool
+	targets  *cli.Targets
 	replayed int       // in all schemas
 	spoke    time.Time // when progress was printed last
 	listed   []storedMessage
 }
 
 // replayRange replays the messages that were written in a time range, batch by batch.
-func replayRange(ctx context.Context, c *cli.Call, db *pgxpool.Pool, what *replayCall) error {
-	r := &rangeReplay{Call: c, replayCall: what, db: db, spoke: time.Now()}
+func replayRange(ctx context.Context, c *cli.Call, targets *cli.Targets, what *replayCall) error {
+	r := &rangeReplay{Call: c, replayCall: what, targets: targets, spoke: time.Now()}
 	replayers, err := r.openReplayers(ctx)
 	if err != nil {
 		return err
 	}
 	var without []error
-	for i, schema := range schemaNames(c) {
-		err := r.replaySchema(ctx, schema, replayers[i])
+	for i, t := range targets.All {
+		err := r.replaySchema(ctx, t.Name, replayers[i])
 		if errors.Is(err, operator.ErrNotKept) {
 			without = append(without, err)
 		} else if err != nil {
@@ -84,29 +54,28 @@ func replayRange(ctx context.Context, c *cli.Call, db *pgxpool.Pool, what *repla
 			fmt.Fprintf(c.Stderr, "these are the first %d\n", len(r.listed))
 		}
 	}
-	return r.ConcludePreview(c.PrintCount(r.describeDone(), "messages", r.replayed, r.asJSON))
+	return r.ConcludePreview(c.PrintCount("", r.describeDone(), "messages", r.replayed, r.asJSON))
 }
 
 // openReplayers returns a replayer for each schema. If one outbox cannot be read, it returns an error
 // before anything is replayed. It prints which part of the range is not stored any more.
 func (r *rangeReplay) openReplayers(ctx context.Context) (all []*operator.Replayer, err error) {
-	ctx, cancel := context.WithTimeout(ctx, cli.ReadTimeout)
-	defer cancel()
-	for _, schema := range schemaNames(r.Call) {
-		replayer, err := operator.NewReplayer(r.db, r.buildOptions(schema))
+	err = r.targets.Each(ctx, func(ctx context.Context, t *cli.Target) error {
+		replayer, err := operator.NewReplayer(t.DB, r.buildOptions(t.Schema))
 		if err != nil {
-			return nil, err
+			return err
 		}
 		oldest, err := replayer.Oldest(ctx)
 		if err != nil {
-			return nil, err
+			return err
 		}
-		if oldest.After(r.filter.Since) && r.after[schema] == 0 {
-			fmt.Fprintf(r.Stderr, "schema %s keeps what was written since %s: of what was before, nothing can be replayed\n", schema, cli.FormatTime(oldest))
+		if oldest.After(r.filter.Since) && r.after[t.Name] == 0 {
+			fmt.Fprintf(r.Stderr, "schema %s keeps what was written since %s: of what was before, nothing can be replayed\n", t.Name, cli.FormatTime(oldest))
 		}
 		all = append(all, replayer)
-	}
-	return all, nil
+		return nil
+	})
+	return all, err
 }
 
 // replaySchema replays the range of the outbox in schema.

@@ -2,6 +2,7 @@
 package replay
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -28,31 +29,37 @@ type storedMessage struct {
 }
 
 func replayMessages(ctx context.Context, c *cli.Call) error {
+	c.TakeSeveral(cli.DefaultSchema)
 	what, err := parseReplay(c)
 	if err != nil {
 		return err
 	}
-	db, err := c.OpenDatabase(ctx)
+	targets, err := c.OpenTargets(ctx, cli.DefaultSchema)
 	if err != nil {
 		return err
 	}
-	defer db.Close()
-	if what.filter.Key == "" {
-		return replayRange(ctx, c, db, what)
+	defer targets.Close()
+	if err := what.after.Assign("after", targets); err != nil {
+		return err
 	}
-	return replaySaga(ctx, c, db, what)
+	if what.filter.Key == "" {
+		return replayRange(ctx, c, targets, what)
+	}
+	return replaySaga(ctx, c, targets, what)
 }
 
-// replaySaga replays the messages of a saga, in one transaction.
-func replaySaga(ctx context.Context, c *cli.Call, db *pgxpool.Pool, what *replayCall) error {
+// replaySaga replays the messages of a saga, in one transaction for each database. In several databases it first looks
+// for a key of several scopes, because it could not take back what it has replayed in another one.
+func replaySaga(ctx context.Context, c *cli.Call, targets *cli.Targets, what *replayCall) error {
 	ctx, cancel := context.WithTimeout(ctx, cli.ReadTimeout)
 	defer cancel()
-	var kept []storedMessage
-	var without []error
-	err := beginLimited(ctx, db, func(tx pgx.Tx) (err error) {
-		kept, without, err = replaySchemas(ctx, c, db, tx, what)
-		return err
-	})
+	databases := targets.ByDatabase()
+	if len(databases) > 1 && !what.Dry {
+		if _, _, err := replayDatabases(ctx, databases, what, true); err != nil {
+			return err
+		}
+	}
+	kept, without, err := replayDatabases(ctx, databases, what, what.Dry)
 	if err != nil {
 		return err
 	}
@@ -69,7 +76,23 @@ func replaySaga(ctx context.Context, c *cli.Call, db *pgxpool.Pool, what *replay
 	if err := printMessages(c, kept, what.asJSON); err != nil {
 		return err
 	}
-	return c.PrintCount(what.describeDone(), "messages", len(kept), what.asJSON)
+	return c.PrintCount("", what.describeDone(), "messages", len(kept), what.asJSON)
+}
+
+// replayDatabases replays the messages of a saga in each database, or lists them. without has an error for each schema
+// without such messages.
+func replayDatabases(ctx context.Context, databases [][]*cli.Target, what *replayCall, dry bool) (kept []storedMessage, without []error, err error) {
+	for _, targets := range databases {
+		err := beginLimited(ctx, targets[0].DB, func(tx pgx.Tx) error {
+			found, lack, err := replaySchemas(ctx, targets, tx, what, dry)
+			kept, without = append(kept, found...), append(without, lack...)
+			return cmp.Or(err, checkScopes(kept))
+		})
+		if err != nil {
+			return nil, nil, err
+		}
+	}
+	return kept, without, nil
 }
 
 // beginLimited runs do in a transaction that the server ends after 10 s without a statement. A
@@ -86,7 +109,7 @@ type replayCall struct {
 	filter operator.ReplayFilter
 	asJSON bool
 	rate   *float64
-	after  positions
+	after  cli.Positions
 }
 
 // buildOptions are the options of the replay in schema.
@@ -102,7 +125,7 @@ func (r *replayCall) describeDone() string {
 }
 
 func parseReplay(c *cli.Call) (*replayCall, error) {
-	r := &replayCall{Consent: c.AddConsentFlags(), who: c.AddOperatorFlags(), rate: c.AddRateFlag(), after: positions{}}
+	r := &replayCall{Consent: c.AddConsentFlags(), who: c.AddOperatorFlags(), rate: c.AddRateFlag(), after: cli.Positions{}}
 	c.Flags.StringVar(&r.filter.Key, "key", "", "the idempotency key of the saga; default: all sagas, in batches")
 	c.Flags.StringVar(&r.filter.Scope, "scope", "", "of this scope; needed where several have such a key")
 	c.Flags.TextVar(&r.filter.Since, "since", time.Time{}, "written then or later, such as 2026-01-31T12:00:00Z")
@@ -123,37 +146,22 @@ func parseReplay(c *cli.Call) (*replayCall, error) {
 	case *r.rate < 0:
 		return nil, errors.New("-rate must not be negative")
 	}
-	for schema := range r.after {
-		if !slices.Contains(schemaNames(c), schema) {
-			return nil, fmt.Errorf("-after names %s, which -schema does not", cli.FormatCell(schema))
-		}
-	}
 	if err := c.CheckFilled([]string{"scope"}); err != nil {
 		return nil, err
 	}
 	return r, r.Consent.DecideChange(f.Key == "")
 }
 
-// schemaNames returns the schemas that -schema lists.
-func schemaNames(c *cli.Call) []string {
-	names := strings.Split(*c.Schema, ",")
-	for i := range names {
-		names[i] = strings.TrimSpace(names[i])
-	}
-	return names
-}
-
-// replaySchemas replays the messages of a saga in each schema. without has an error for each schema
-// without such messages. It returns an error if the key is used in several scopes.
-func replaySchemas(ctx context.Context, c *cli.Call, db *pgxpool.Pool, tx pgx.Tx, what *replayCall) (all []storedMessage, without []error, err error) {
-	var scopes []string
-	for _, schema := range schemaNames(c) {
-		r, err := operator.NewReplayer(db, what.buildOptions(schema))
+// replaySchemas replays the messages of a saga in each schema of a database. without has an error for each schema
+// without such messages.
+func replaySchemas(ctx context.Context, targets []*cli.Target, tx pgx.Tx, what *replayCall, dry bool) (all []storedMessage, without []error, err error) {
+	for _, t := range targets {
+		r, err := operator.NewReplayer(t.DB, what.buildOptions(t.Schema))
 		if err != nil {
 			return nil, nil, err
 		}
 		do := r.Replay
-		if what.Dry {
+		if dry {
 			do = r.List
 		}
 		kept, err := do(ctx, tx, what.filter)
@@ -164,15 +172,23 @@ func replaySchemas(ctx context.Context, c *cli.Call, db *pgxpool.Pool, tx pgx.Tx
 			return nil, nil, err
 		}
 		for _, k := range kept {
-			all = append(all, storedMessage{schema, k})
-			scopes = append(scopes, cli.FormatCell(k.Scope))
+			all = append(all, storedMessage{t.Name, k})
 		}
+	}
+	return all, without, nil
+}
+
+// checkScopes returns an error if messages are of sagas in several scopes.
+func checkScopes(all []storedMessage) error {
+	var scopes []string
+	for _, k := range all {
+		scopes = append(scopes, cli.FormatCell(k.Scope))
 	}
 	slices.Sort(scopes)
 	if scopes = slices.Compact(scopes); len(scopes) > 1 {
-		return nil, nil, fmt.Errorf("the key is used in several scopes: say which with -scope: %s", cli.ClipText(strings.Join(scopes, " "), 10*cli.ReasonWidth))
+		return fmt.Errorf("the key is used in several scopes: say which with -scope: %s", cli.ClipText(strings.Join(scopes, " "), 10*cli.ReasonWidth))
 	}
-	return all, without, nil
+	return nil
 }
 
 func printMessages(c *cli.Call, kept []storedMessage, asJSON bool) error {

@@ -28,7 +28,7 @@ func TestAReplayMayNotHang(t *testing.T) {
 func TestAReplaySaysHowFarItIs(t *testing.T) {
 	t.Parallel()
 	var errs bytes.Buffer
-	r := &rangeReplay{Call: &cli.Call{Stderr: &errs}, replayCall: &replayCall{Consent: &cli.Consent{}, after: positions{"a": 1}}}
+	r := &rangeReplay{Call: &cli.Call{Stderr: &errs}, replayCall: &replayCall{Consent: &cli.Consent{}, after: cli.Positions{"a": 1}}}
 	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	for range 2 { // the second is within the second
 		err := r.reportBatch("b", operator.RangeProgress{Batch: []operator.LoggedMessage{{ID: 6}, {ID: 7, CreatedAt: at}}, Replayed: 2, Found: 9, Last: 7})

@@ -1,6 +1,7 @@
 package sagas
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -10,40 +11,92 @@ import (
 
 	"github.com/sagamill/sagamill/cmd/sagamill/internal/cli"
 	"github.com/sagamill/sagamill/internal/flow"
+	"github.com/sagamill/sagamill/migrations"
 	"github.com/sagamill/sagamill/operator"
+	"github.com/sagamill/sagamill/saga"
 )
+
+// A decideCall is the command line of a verb.
+type decideCall struct {
+	*cli.Consent
+	decision operator.Decision
+	asJSON   bool
+
+	all    bool // many instances are picked by filter
+	filter operator.InstanceFilter
+	rate   *float64
+}
 
 // decideStep returns the command of a verb.
 func decideStep(verb operator.Verb) func(context.Context, *cli.Call) error {
 	return func(ctx context.Context, c *cli.Call) error {
-		d := operator.Decision{Verb: verb}
-		asJSON := c.Flags.Bool("json", false, "print the instance as it is then as JSON")
-		c.Flags.StringVar(&d.By, "by", cli.FindUserName(), "who decides it; default: the user who runs this")
-		c.Flags.StringVar(&d.Why, "why", "", "why; it is kept, and shown to others")
-		addStep(c, &d)
-		at, err := c.ParseAddress(true)
+		c.TakeSeveral(cli.EverySchema)
+		c.Flags.Lookup("schema").Usage = "these schemas, separated by commas; default: with a KEY the one that has it, with -all " + migrations.DefaultSchema
+		d := &decideCall{decision: operator.Decision{Verb: verb}, Consent: c.AddConsentFlags(), rate: c.AddRateFlag()}
+		c.Flags.BoolVar(&d.asJSON, "json", false, "print the instance as it is then as JSON; with -all, what was done")
+		c.Flags.StringVar(&d.decision.By, "by", cli.FindUserName(), "who decides it; default: the user who runs this")
+		c.Flags.StringVar(&d.decision.Why, "why", "", "why; it is kept, and shown to others")
+		c.Flags.BoolVar(&d.all, "all", false, "without a KEY: all live instances that the other flags pick, nested ones too; -older 0s picks every one")
+		addStep(c, &d.decision)
+		addFilter(c, &d.filter)
+		at, err := c.ParseAddress(true, &d.all)
 		if err != nil {
 			return err
 		}
-		if err := checkDecision(c, &d); err != nil {
+		if err := cmp.Or(d.checkPicked(c, at), checkDecision(c, &d.decision)); err != nil {
 			return err
 		}
-		n, done, err := openInstances(ctx, c)
-		if err != nil {
-			return err
+		if d.all {
+			return decideAll(ctx, c, d)
 		}
-		defer done()
-		ctx, cancel := context.WithTimeout(ctx, cli.ReadTimeout)
-		defer cancel()
-		is, err := n.Decide(ctx, at, d)
-		if err != nil {
-			return err
-		}
-		if *asJSON {
-			return cli.PrintJSON(c.Stdout, newInstance(&is))
-		}
-		return reportDecision(c.Stdout, &is)
+		return decideOne(ctx, c, d, at)
 	}
+}
+
+// checkPicked returns an error unless one instance is named, or many are picked on purpose.
+func (d *decideCall) checkPicked(c *cli.Call, at saga.Address) error {
+	if !d.all {
+		for _, name := range []string{"saga", "version", "older", "silent", "status", "rate", "yes", "n", "dry-run"} {
+			if c.IsGiven([]string{name}) {
+				return fmt.Errorf("-%s is for many instances, with -all", name)
+			}
+		}
+		return nil
+	}
+	d.filter.Scope, d.filter.Key = at.Scope, at.Key
+	picked := at.Key != "" || c.IsGiven(filterNames) || d.decision.Verb == operator.VerbRetry && d.decision.Step != ""
+	switch {
+	case at.Path != "":
+		return errors.New("-path names one instance, and -all is for many")
+	case !picked:
+		return errors.New("say which, with -all and a filter; -all -older 0s is every live one")
+	case *d.rate < 0:
+		return errors.New("-rate must not be negative")
+	}
+	return cmp.Or(checkFilter(c, &d.filter), d.DecideChange(true))
+}
+
+// decideOne decides about the instance at an address, in the schema that has it.
+func decideOne(ctx context.Context, c *cli.Call, d *decideCall, at saga.Address) error {
+	ctx, cancel := context.WithTimeout(ctx, cli.ReadTimeout)
+	defer cancel()
+	targets, err := c.OpenTargets(ctx, cli.EverySchema)
+	if err != nil {
+		return err
+	}
+	defer targets.Close()
+	of, n, found, err := targets.FindInstance(ctx, at)
+	if err != nil {
+		return err
+	}
+	is, err := n.Decide(ctx, found, d.decision)
+	if err != nil {
+		return err
+	}
+	if d.asJSON {
+		return cli.PrintJSON(c.Stdout, newInstance(of.Name, &is))
+	}
+	return reportDecision(c.Stdout, &is)
 }
 
 // addStep adds the flags of d's verb to c.

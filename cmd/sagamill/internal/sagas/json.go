@@ -9,6 +9,7 @@ import (
 
 // An Instance is an instance as JSON. Zero times are left out.
 type Instance struct {
+	Schema    string `json:"schema"`
 	Scope     string `json:"scope"`
 	Key       string `json:"key"`
 	Path      string `json:"path,omitempty"`
@@ -28,9 +29,9 @@ type Instance struct {
 	EndedAt   string `json:"ended_at,omitempty"`
 }
 
-func newInstance(i *operator.Instance) Instance {
+func newInstance(schema string, i *operator.Instance) Instance {
 	return Instance{
-		Scope: i.Scope, Key: i.Key, Path: i.Path, ID: i.ID, Root: i.Root, Saga: i.Saga, Version: i.Version, Parent: i.Parent,
+		Schema: schema, Scope: i.Scope, Key: i.Key, Path: i.Path, ID: i.ID, Root: i.Root, Saga: i.Saga, Version: i.Version, Parent: i.Parent,
 		Status: string(i.Status), Reason: i.Reason, Tries: i.Tries, Step: i.Step, WaitsFor: string(i.WaitsFor),
 		StartedAt: cli.FormatMoment(i.StartedAt), UpdatedAt: cli.FormatMoment(i.UpdatedAt), DueAt: cli.FormatMoment(i.DueAt), EndedAt: cli.FormatMoment(i.EndedAt),
 	}
@@ -88,9 +89,9 @@ type journalLine struct {
 	Why  string `json:"why"`
 }
 
-func newTimeline(t *operator.Timeline, state bool) Timeline {
+func newTimeline(schema string, t *operator.Timeline, state bool) Timeline {
 	j := Timeline{
-		Instance: newInstance(&t.Instance), Paused: t.Paused, Undoing: t.Compensating, Fault: t.Fault, PlanProblem: t.PlanProblem, Deadline: cli.FormatMoment(t.Deadline),
+		Instance: newInstance(schema, &t.Instance), Paused: t.Paused, Undoing: t.Compensating, Fault: t.Fault, PlanProblem: t.PlanProblem, Deadline: cli.FormatMoment(t.Deadline),
 		Steps: []stepLine{}, Next: append([]string{}, t.Next...), Undo: append([][]string{}, t.Undo...), UndoNothing: t.UndoNothing,
 		Nested: []Instance{}, Journal: []journalLine{}, At: cli.FormatMoment(t.At),
 	}
@@ -101,7 +102,7 @@ func newTimeline(t *operator.Timeline, state bool) Timeline {
 		j.Steps = append(j.Steps, newStep(&t.Steps[i]))
 	}
 	for i := range t.Nested {
-		j.Nested = append(j.Nested, newInstance(&t.Nested[i]))
+		j.Nested = append(j.Nested, newInstance(schema, &t.Nested[i]))
 	}
 	for _, e := range t.Journal {
 		j.Journal = append(j.Journal, journalLine{e.ID, cli.FormatMoment(e.At), string(e.Verb), e.Step, e.By, e.Why})

@@ -6,8 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -28,7 +26,7 @@ func Commands() []cli.Command {
 		{Words: "saga compensate", About: "undo what comes after the step -to, and pause", Run: decideStep(operator.VerbCompensateTo)},
 		{Words: "saga skip", About: "let -step pass for done, with -result; or for undone", Run: decideStep(operator.VerbSkip)},
 		{Words: "saga reject", About: "let -step pass for one that has done nothing: it compensates", Run: decideStep(operator.VerbReject)},
-		{Words: "saga retry", About: "try again now: -step, or all that is stuck or waits", Run: decideStep(operator.VerbRetry)},
+		{Words: "saga retry", About: "try again now: -step, or all that is stuck or waits; with -all many instances, as the verbs above", Run: decideStep(operator.VerbRetry)},
 		{Words: "saga check", About: "say which live instances the binary with -manifest could not finish", Run: sagaCheck},
 	}
 }
@@ -36,26 +34,13 @@ func Commands() []cli.Command {
 // statuses are the values of -status of saga list.
 var statuses = []saga.Status{saga.StatusRunning, saga.StatusCompensating, saga.StatusPaused, saga.StatusStuck, saga.StatusCompleted, saga.StatusCompensated}
 
-// openInstances opens the instances of c's schema. The caller calls done.
-func openInstances(ctx context.Context, c *cli.Call) (n *operator.Instances, done func(), err error) {
-	db, err := c.OpenDatabase(ctx)
-	if err != nil {
-		return nil, nil, err
-	}
-	n, err = operator.NewInstances(db, &operator.Options{Schema: *c.Schema})
-	if err != nil {
-		db.Close()
-		return nil, nil, err
-	}
-	return n, db.Close, nil
-}
+// filterNames are the flags of a filter.
+var filterNames = []string{"saga", "version", "scope", "key", "older", "silent", "status"}
 
-// addFilter adds the flags of a filter to c.
+// addFilter adds the flags of a filter to c, except -scope and -key.
 func addFilter(c *cli.Call, f *operator.InstanceFilter) {
 	c.Flags.StringVar(&f.Saga, "saga", "", "of this saga")
 	c.Flags.IntVar(&f.Version, "version", 0, "of this version of it")
-	c.Flags.StringVar(&f.Scope, "scope", "", "of this scope")
-	c.Flags.StringVar(&f.Key, "key", "", "of this idempotency key")
 	c.Flags.Var((*cli.Age)(&f.Older), "older", "started at least so long ago, such as 90m or 72h")
 	c.Flags.Var((*cli.Age)(&f.Silent), "silent", "to which nothing has happened for so long")
 	f.Live = true
@@ -70,54 +55,75 @@ func addFilter(c *cli.Call, f *operator.InstanceFilter) {
 	})
 }
 
-func sagaList(ctx context.Context, c *cli.Call) error {
-	var filter operator.InstanceFilter
-	addFilter(c, &filter)
-	asJSON := c.Flags.Bool("json", false, "print JSON, a line each")
-	limit := c.Flags.Int("limit", cli.DefaultLimit, fmt.Sprintf("print so many, at most %d; default: %d", operator.MaxList, cli.DefaultLimit))
-	var after saga.Address
+// checkFilter returns an error if the flags may pick more than was meant.
+func checkFilter(c *cli.Call, f *operator.InstanceFilter) error {
+	if f.Older < 0 || f.Silent < 0 || f.Version < 0 {
+		return errors.New("-older, -silent and -version must not be negative")
+	}
+	return c.CheckFilled([]string{"saga", "scope", "key"})
+}
+
+// addAfter adds the flag -after.
+func addAfter(c *cli.Call) *cli.Place[saga.Address] {
+	p := &cli.Place[saga.Address]{}
 	c.Flags.Func("after", "begin behind this one: its scope, key and path, as the last line says", func(s string) (err error) {
-		after, err = parseAfter(s)
+		quoted := strings.IndexByte(s, '"')
+		if quoted > 0 {
+			p.Name = strings.TrimSuffix(s[:quoted], ":")
+		}
+		p.Entry, err = parseAfter(s[max(quoted, 0):])
+		p.Given = true
 		return err
 	})
+	return p
+}
+
+func sagaList(ctx context.Context, c *cli.Call) error {
+	c.TakeSeveral(cli.DefaultSchema)
+	var filter operator.InstanceFilter
+	addFilter(c, &filter)
+	c.Flags.StringVar(&filter.Scope, "scope", "", "of this scope")
+	c.Flags.StringVar(&filter.Key, "key", "", "of this idempotency key")
+	asJSON := c.Flags.Bool("json", false, "print JSON, a line each")
+	limit, after := c.AddLimitFlag(), addAfter(c)
 	if err := c.ParseDatabaseFlags(); err != nil {
 		return err
 	}
-	if *limit < 1 || *limit > operator.MaxList {
-		return fmt.Errorf("-limit must be between 1 and %d", operator.MaxList)
-	}
-	if filter.Older < 0 || filter.Silent < 0 || filter.Version < 0 {
-		return errors.New("-older, -silent and -version must not be negative")
-	}
-	if err := c.CheckFilled([]string{"saga", "scope", "key"}); err != nil {
+	if err := cmp.Or(cli.CheckLimit(*limit), checkFilter(c, &filter)); err != nil {
 		return err
 	}
-	n, done, err := openInstances(ctx, c)
+	targets, err := c.OpenTargets(ctx, cli.DefaultSchema)
 	if err != nil {
 		return err
 	}
-	defer done()
-	ctx, cancel := context.WithTimeout(ctx, cli.ReadTimeout)
-	defer cancel()
-	all, err := n.List(ctx, filter, after, *limit)
+	defer targets.Close()
+	all, err := cli.ListTargets(ctx, targets, after, *limit, func(ctx context.Context, t *cli.Target, after saga.Address, limit int) ([]operator.Instance, error) {
+		n, err := t.OpenInstances()
+		if err != nil {
+			return nil, err
+		}
+		return n.List(ctx, filter, after, limit)
+	})
 	if err != nil {
 		return err
 	}
-	if err := printInstances(c, all, *asJSON); err != nil {
+	if err := printInstances(c, targets, all, *asJSON); err != nil {
 		return err
 	}
 	if len(all) == 0 && !*asJSON {
 		fmt.Fprintln(c.Stderr, "no instances")
 	}
 	if len(all) == *limit {
-		fmt.Fprintf(c.Stderr, "there may be more: -after %s\n", formatAfter(all[len(all)-1].Address))
+		last := all[len(all)-1]
+		fmt.Fprintf(c.Stderr, "there may be more: -after %s\n", formatAfter(targets, last.Target, last.Entry.Address))
 	}
 	return nil
 }
 
-// formatAfter returns an address as one word for a shell, in the form that parseAfter reads.
-func formatAfter(a saga.Address) string {
-	return "'" + strings.ReplaceAll(strings.Join([]string{strconv.Quote(a.Scope), strconv.Quote(a.Key), strconv.Quote(a.Path)}, ","), "'", `\x27`) + "'"
+// formatAfter returns the place of an instance as one word for a shell, in the form that -after takes.
+func formatAfter(targets *cli.Targets, of *cli.Target, a saga.Address) string {
+	entry := strings.Join([]string{strconv.Quote(a.Scope), strconv.Quote(a.Key), strconv.Quote(a.Path)}, ",")
+	return "'" + strings.ReplaceAll(targets.FormatPlace(of, entry), "'", `\x27`) + "'"
 }
 
 func parseAfter(s string) (a saga.Address, err error) {
@@ -138,11 +144,12 @@ func parseAfter(s string) (a saga.Address, err error) {
 }
 
 // printInstances prints a table, or a line of JSON each.
-func printInstances(c *cli.Call, all []operator.Instance, asJSON bool) error {
+func printInstances(c *cli.Call, targets *cli.Targets, all []cli.Listed[operator.Instance], asJSON bool) error {
 	rows := make([][]string, len(all))
-	for k, i := range all {
+	for k := range all {
+		i := &all[k].Entry
 		if asJSON {
-			if err := cli.PrintJSON(c.Stdout, newInstance(&i)); err != nil {
+			if err := cli.PrintJSON(c.Stdout, newInstance(all[k].Name, i)); err != nil {
 				return err
 			}
 			continue
@@ -159,93 +166,6 @@ func printInstances(c *cli.Call, all []operator.Instance, asJSON bool) error {
 	if asJSON {
 		return nil
 	}
-	return cli.PrintTable(c.Stdout, []string{"SCOPE", "KEY", "NESTED", "SAGA", "VERSION", "STATUS", "STEP", "WAITS-FOR", "STARTED", "MOVED", "DUE", "REASON"}, rows)
-}
-
-func sagaCheck(ctx context.Context, c *cli.Call) error {
-	file := c.Flags.String("manifest", "", "what the binary says that it knows, as JSON, from this file; -: from standard input")
-	names := c.Flags.String("saga", "", "look at these sagas alone, separated by commas; default: all")
-	asJSON := c.Flags.Bool("json", false, "print JSON, a line each")
-	if err := c.ParseDatabaseFlags(); err != nil {
-		return err
-	}
-	if err := c.CheckFilled([]string{"saga"}); err != nil {
-		return err
-	}
-	m, err := readManifest(c, *file)
-	if err != nil {
-		return err
-	}
-	db, err := c.OpenDatabase(ctx)
-	if err != nil {
-		return err
-	}
-	defer db.Close()
-	ctx, cancel := context.WithTimeout(ctx, cli.ReadTimeout)
-	defer cancel()
-	var only []string
-	if *names != "" {
-		only = strings.Split(*names, ",")
-	}
-	live, err := m.Check(ctx, db, *c.Schema, only...)
-	if err != nil {
-		return err
-	}
-	return printLive(c, live, *asJSON)
-}
-
-func readManifest(c *cli.Call, file string) (saga.Manifest, error) {
-	var from io.Reader = c.Stdin
-	name := file
-	switch file {
-	case "":
-		return nil, errors.New("say with -manifest what the binary knows: json.Marshal(saga.NewManifest(…)); -: from standard input")
-	case "-":
-		name = "standard input"
-	default:
-		f, err := os.Open(file)
-		if err != nil {
-			return nil, err
-		}
-		defer f.Close()
-		from = f
-	}
-	m, err := saga.ReadManifest(from)
-	if err != nil {
-		return nil, fmt.Errorf("-manifest %s: %w", name, err)
-	}
-	return m, nil
-}
-
-// printLive prints the versions with live instances. It returns an error if some of them cannot be
-// finished.
-func printLive(c *cli.Call, live []saga.LiveVersion, asJSON bool) error {
-	rows := make([][]string, len(live))
-	bad := 0
-	for k, v := range live {
-		if v.Problem != "" {
-			bad++
-		}
-		if asJSON {
-			err := cli.PrintJSON(c.Stdout, struct {
-				Saga      string `json:"saga"`
-				Version   int    `json:"version"`
-				Instances int    `json:"live"`
-				Problem   string `json:"problem,omitempty"`
-			}{v.Saga, v.Version, v.Instances, v.Problem})
-			if err != nil {
-				return err
-			}
-		}
-		rows[k] = []string{cli.FormatCell(v.Saga), strconv.Itoa(v.Version), strconv.Itoa(v.Instances), cmp.Or(v.Problem, "can be finished")}
-	}
-	if !asJSON {
-		if err := cli.PrintTable(c.Stdout, []string{"SAGA", "VERSION", "LIVE", "PROBLEM"}, rows); err != nil {
-			return err
-		}
-	}
-	if bad > 0 {
-		return fmt.Errorf("%s cannot be finished by that binary", cli.FormatCount(bad, "versions"))
-	}
-	return nil
+	header := []string{"SCOPE", "KEY", "NESTED", "SAGA", "VERSION", "STATUS", "STEP", "WAITS-FOR", "STARTED", "MOVED", "DUE", "REASON"}
+	return targets.PrintListed(c, header, cli.TargetsOf(all), rows)
 }

@@ -14,35 +14,40 @@ import (
 )
 
 func sagaShow(ctx context.Context, c *cli.Call) error {
+	c.TakeSeveral(cli.EverySchema)
 	state := c.Flags.Bool("state", false, "print the saga's own state too")
 	asJSON := c.Flags.Bool("json", false, "print JSON")
-	at, err := c.ParseAddress(true)
+	at, err := c.ParseAddress(true, nil)
 	if err != nil {
 		return err
 	}
-	n, done, err := openInstances(ctx, c)
-	if err != nil {
-		return err
-	}
-	defer done()
 	ctx, cancel := context.WithTimeout(ctx, cli.ReadTimeout)
 	defer cancel()
-	t, err := n.Get(ctx, at)
+	targets, err := c.OpenTargets(ctx, cli.EverySchema)
+	if err != nil {
+		return err
+	}
+	defer targets.Close()
+	of, n, found, err := targets.FindInstance(ctx, at)
+	if err != nil {
+		return err
+	}
+	t, err := n.Get(ctx, found)
 	if err != nil {
 		return err
 	}
 	if *asJSON {
-		return cli.PrintJSON(c.Stdout, newTimeline(&t, *state))
+		return cli.PrintJSON(c.Stdout, newTimeline(of.Name, &t, *state))
 	}
 	if !*state {
 		t.State = nil
 	}
-	return showTimeline(c.Stdout, &t)
+	return showTimeline(c.Stdout, of, &t)
 }
 
 // showTimeline prints the instance, its steps, its next actions, and the journal of decisions.
-func showTimeline(w io.Writer, t *operator.Timeline) error {
-	if err := cli.PrintFields(w, timelineFields(t)); err != nil {
+func showTimeline(w io.Writer, of *cli.Target, t *operator.Timeline) error {
+	if err := cli.PrintFields(w, timelineFields(of, t)); err != nil {
 		return err
 	}
 	fmt.Fprintln(w)
@@ -65,8 +70,9 @@ func showTimeline(w io.Writer, t *operator.Timeline) error {
 	return nil
 }
 
-func timelineFields(t *operator.Timeline) [][2]string {
+func timelineFields(of *cli.Target, t *operator.Timeline) [][2]string {
 	fields := [][2]string{
+		{"schema", of.Name},
 		{"saga", fmt.Sprintf("%s, version %d", cli.FormatCell(t.Saga), t.Version)},
 		{"instance", cli.FormatAddress(t.Address)},
 		{"id", t.ID},

@@ -48,35 +48,23 @@ func listVerbs(t *operator.Timeline, step *operator.TimelineStep) string {
 
 // formatVerb returns the command line of a verb about a step.
 func (q *inquiry) formatVerb(s *site, t *operator.Timeline, verb string, step *operator.TimelineStep) string {
-	key := quoteWord(t.Key)
+	key := cli.QuoteWord(t.Key)
 	if strings.HasPrefix(key, "-") {
 		key = "-key=" + key
 	}
-	line := "sagamill saga " + verb + " " + key + " -schema " + s.name
+	line := "sagamill saga " + verb + " " + key + s.flags
 	if q.scope != "" {
-		line += " -scope=" + quoteWord(q.scope)
+		line += " -scope=" + cli.QuoteWord(q.scope)
 	}
 	if t.Path != "" {
-		line += " -path " + quoteWord(t.Path)
+		line += " -path " + cli.QuoteWord(t.Path)
 	}
-	return line + " -step " + quoteWord(step.Name) + ` -why "…"`
+	return line + " -step " + cli.QuoteWord(step.Name) + ` -why "…"`
 }
 
-// quoteWord returns s as one word for a shell. The line is meant to be pasted, and a key comes from
-// clients.
-func quoteWord(s string) string {
-	plain := func(r rune) bool {
-		return 'a' <= r && r <= 'z' || 'A' <= r && r <= 'Z' || '0' <= r && r <= '9' || strings.ContainsRune("-_.,:/@+", r)
-	}
-	if s != "" && !strings.ContainsFunc(s, func(r rune) bool { return !plain(r) }) {
-		return s
-	}
-	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
-}
-
-// A heldLetter is a dead letter, with the schema that it is in.
+// A heldLetter is a dead letter, with the site that it is in.
 type heldLetter struct {
-	schema string
+	*site
 	*operator.DeadLetter
 }
 
@@ -88,7 +76,7 @@ func (q *inquiry) findDeadLetters(home *site, step *operator.TimelineStep) (all 
 			l := &s.in.Letters[i]
 			reply := s == home && isReply(l.N, step) && strings.HasPrefix(l.Step, "saga-")
 			if l.State == operator.StateDead && (l.N == step.N || reply) {
-				all = append(all, heldLetter{s.name, l})
+				all = append(all, heldLetter{s, l})
 			}
 		}
 	}
@@ -102,15 +90,16 @@ func formatRedrive(letters []heldLetter) string {
 	if letters[0].Reason == consumer.ReasonActionDead { // actions come first, so letters has no action
 		say = "its action is no dead letter any more, so next: "
 	}
-	var schemas, lines []string
+	var sites []*site
+	var lines []string
 	for _, l := range letters {
 		id := strconv.FormatInt(l.ID, 10)
-		if i := slices.Index(schemas, l.schema); i >= 0 {
+		if i := slices.Index(sites, l.site); i >= 0 {
 			lines[i] += "," + id
 			continue
 		}
-		schemas = append(schemas, l.schema)
-		lines = append(lines, "sagamill dead redrive -schema "+l.schema+" -id "+id)
+		sites = append(sites, l.site)
+		lines = append(lines, "sagamill dead redrive"+l.flags+" -id "+id)
 	}
 	return say + strings.Join(lines, " && ")
 }
@@ -130,7 +119,7 @@ func (q *inquiry) explainObsolete(s *site, l *operator.DeadLetter) (text string,
 	if err != nil || t == nil || l.State != operator.StateDead {
 		return "", false
 	}
-	discard := fmt.Sprintf("sagamill dead discard -schema %s -id %d", s.name, l.ID)
+	discard := fmt.Sprintf("sagamill dead discard%s -id %d", s.flags, l.ID)
 	if !t.EndedAt.IsZero() {
 		return "the saga has ended, and a redrive could do work that nobody undoes: " + discard, true
 	}

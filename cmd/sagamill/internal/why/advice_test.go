@@ -20,16 +20,11 @@ func TestVerbsAreThoseThatAreNotRefused(t *testing.T) {
 	}
 }
 
-// A line that is pasted into a shell runs nothing of the key.
-func TestShellWord(t *testing.T) {
+// A line that is pasted into a shell names the instance alone.
+func TestAVerbIsOneLineForAShell(t *testing.T) {
 	t.Parallel()
-	for s, want := range map[string]string{"order-42": "order-42", "": "''", "a b": "'a b'", "$(id)": "'$(id)'", "o'dd": `'o'\''dd'`, "a;b": "'a;b'"} {
-		if got := quoteWord(s); got != want {
-			t.Errorf("shellWord(%q) = %s, want %s", s, got, want)
-		}
-	}
 	q := &inquiry{scope: "a c"}
-	got := q.formatVerb(&site{name: "trips"}, &operator.Timeline{Instance: operator.Instance{Address: saga.Address{Key: "-k", Path: "1.1"}}}, "retry", &operator.TimelineStep{Name: "s"})
+	got := q.formatVerb(&site{name: "trips", flags: " -schema trips"}, &operator.Timeline{Instance: operator.Instance{Address: saga.Address{Key: "-k", Path: "1.1"}}}, "retry", &operator.TimelineStep{Name: "s"})
 	if want := `sagamill saga retry -key=-k -schema trips -scope='a c' -path 1.1 -step s -why "…"`; got != want {
 		t.Errorf("verb = %s, want %s", got, want)
 	}

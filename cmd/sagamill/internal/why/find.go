@@ -12,6 +12,7 @@ import (
 // An inquiry finds out what a saga waits for.
 type inquiry struct {
 	scope      string // of the command line
+	here       string // the databases that are looked at
 	sites      []*site
 	found      []Finding
 	unreadable []Finding

@@ -159,7 +159,7 @@ func (q *inquiry) findUnrecorded(home *site, t *operator.Timeline, command *oper
 	if step.Topic != "" {
 		text += ", topic " + cli.FormatCell(step.Topic)
 	}
-	text += "; nobody in this database has recorded it: " + unknownPlace
+	text += "; nobody in " + q.here + " has recorded it: " + unknownPlace
 	if t.PlanProblem == "" && (step.State != operator.StepRunning || !t.Compensating) { // otherwise retry is refused
 		text += "; " + q.formatVerb(home, t, "retry", step) + " sends it again under the same key, which is harmless"
 	}
@@ -191,7 +191,7 @@ func (q *inquiry) findMessage(s *site, m *operator.OutboxMessage) Finding {
 		f.Until = cli.FormatMoment(m.DueAt)
 		f.Text = fmt.Sprintf("%swas refused by the broker %s: %s; again at %s %s", name, formatAttempts(m.Attempts), m.Reason, cli.FormatTime(m.DueAt), in)
 	case operator.PlaceDead:
-		f.Text = fmt.Sprintf("%sis dead letter %d of the outbox of schema %s, refused by the broker %s: %s; sagamill outbox dead show -schema %s -id %d", name, m.ID, s.name, formatAttempts(m.Attempts), m.Reason, s.name, m.ID)
+		f.Text = fmt.Sprintf("%sis dead letter %d of the outbox of schema %s, refused by the broker %s: %s; sagamill outbox dead show%s -id %d", name, m.ID, s.name, formatAttempts(m.Attempts), m.Reason, s.flags, m.ID)
 	default:
 		f.Text = fmt.Sprintf("%sis published %s", name, in)
 	}
@@ -234,7 +234,7 @@ func (q *inquiry) findParked(s *site, l *operator.DeadLetter) Finding {
 	switch {
 	case l.State == operator.StateDead:
 		f.What = "dead-letter"
-		f.Text = fmt.Sprintf("dead letter %d %s; sagamill dead show -schema %s -id %d", l.ID, of, s.name, l.ID)
+		f.Text = fmt.Sprintf("dead letter %d %s; sagamill dead show%s -id %d", l.ID, of, s.flags, l.ID)
 	case l.DueAt.IsZero():
 		f.What = "parked"
 		f.Text = fmt.Sprintf("parked %s", of)
@@ -270,7 +270,7 @@ func (q *inquiry) findOtherMessages(s *site) {
 		case !q.isToOrchestrator(m) && !q.isHandled(m):
 			q.found = append(q.found, Finding{
 				What: unrecorded, Schema: s.name, ID: m.ID, Step: m.Step, N: m.N, Since: cli.FormatMoment(m.CreatedAt),
-				Text: fmt.Sprintf("message %s for step %s, written at %s in schema %s, is published, topic %s; nobody in this database has recorded it under that name: %s", cli.FormatCell(m.Type), cli.FormatCell(m.Step), cli.FormatTime(m.CreatedAt), s.name, cli.FormatCell(m.Topic), unknownPlace),
+				Text: fmt.Sprintf("message %s for step %s, written at %s in schema %s, is published, topic %s; nobody in %s has recorded it under that name: %s", cli.FormatCell(m.Type), cli.FormatCell(m.Step), cli.FormatTime(m.CreatedAt), s.name, cli.FormatCell(m.Topic), q.here, unknownPlace),
 			})
 		}
 	}

@@ -9,7 +9,6 @@ import (
 	"strings"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/sagamill/sagamill/cmd/sagamill/internal/cli"
 	"github.com/sagamill/sagamill/migrations"
 	"github.com/sagamill/sagamill/operator"
@@ -18,7 +17,8 @@ import (
 
 // A site is the part of a saga that one schema has.
 type site struct {
-	name  string
+	name  string // of its target
+	flags string // that name it on a command line
 	out   operator.OutboxMessages
 	in    operator.InboxRows
 	sagas []operator.Timeline // a nested instance stands behind its parent
@@ -30,25 +30,24 @@ func Commands() []cli.Command {
 }
 
 func explainSaga(ctx context.Context, c *cli.Call) error {
+	c.TakeSeveral(cli.EverySchema)
 	asJSON := c.Flags.Bool("json", false, "print JSON, a line each")
-	c.Flags.Lookup("schema").Usage = "these schemas alone, separated by commas; default: all of the database that are sagamill's"
-	at, err := c.ParseAddress(false)
+	at, err := c.ParseAddress(false, nil)
 	if err != nil {
 		return err
 	}
-	db, err := c.OpenDatabase(ctx)
-	if err != nil {
-		return err
-	}
-	defer db.Close()
 	ctx, cancel := context.WithTimeout(ctx, cli.ReadTimeout)
 	defer cancel()
-	schemas, err := listSchemas(ctx, c, db)
+	targets, err := c.OpenTargets(ctx, cli.EverySchema)
 	if err != nil {
 		return err
 	}
-	q := &inquiry{scope: at.Scope}
-	if err := q.collectSites(ctx, db, at, schemas); err != nil {
+	defer targets.Close()
+	q := &inquiry{scope: at.Scope, here: "this database"}
+	if len(targets.ByDatabase()) > 1 {
+		q.here = "these databases"
+	}
+	if err := q.collectSites(ctx, at, targets, c.IsGiven([]string{"schema"})); err != nil {
 		return err
 	}
 	q.investigate()
@@ -63,46 +62,31 @@ func explainSaga(ctx context.Context, c *cli.Call) error {
 	return nil
 }
 
-// listSchemas returns the schemas that -schema lists, or all of the database that have tables of
-// sagamill.
-func listSchemas(ctx context.Context, c *cli.Call, db *pgxpool.Pool) ([]migrations.Schema, error) {
-	all, err := migrations.Schemas(ctx, db)
-	if err != nil || !c.IsGiven([]string{"schema"}) {
-		return all, err
-	}
-	var named []migrations.Schema
-	for name := range strings.SplitSeq(*c.Schema, ",") {
-		name = strings.TrimSpace(name)
-		i := slices.IndexFunc(all, func(s migrations.Schema) bool { return s.Name == name })
-		if i < 0 {
-			return nil, fmt.Errorf("schema %q has no tables of sagamill", name)
-		}
-		named = append(named, all[i])
-	}
-	return named, nil
+// A part is a schema that the role may read, with the snapshot of its database.
+type part struct {
+	*cli.Target
+	schema migrations.Schema
+	tx     pgx.Tx
 }
 
-// collectSites reads the saga's parts from all schemas, in one snapshot.
-func (q *inquiry) collectSites(ctx context.Context, db *pgxpool.Pool, at saga.Address, schemas []migrations.Schema) error {
-	readable := slices.DeleteFunc(slices.Clone(schemas), func(s migrations.Schema) bool { return !s.Readable() })
-	for i := range schemas {
-		q.noteDenied(&schemas[i])
-	}
-	snapshotTx := pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}
-	return pgx.BeginTxFunc(ctx, db, snapshotTx, func(tx pgx.Tx) error {
-		for i := range readable { // before anything else is read
-			l, err := operator.NewLocator(&operator.Options{Schema: readable[i].Name})
-			if err == nil {
-				err = l.Pin(ctx, tx)
-			}
-			if err != nil {
-				return fmt.Errorf("schema %s: %w", readable[i].Name, err)
-			}
+// collectSites reads the saga's parts from all schemas, in one snapshot of each database. The snapshots are taken one
+// after the other before anything is read, so they are almost of one moment.
+func (q *inquiry) collectSites(ctx context.Context, at saga.Address, targets *cli.Targets, named bool) error {
+	var databases [][]*part
+	for _, of := range targets.ByDatabase() {
+		readable, err := q.listReadable(ctx, of, named)
+		if err != nil {
+			return err
 		}
-		for i := range readable {
-			s := &site{name: readable[i].Name}
-			if err := s.readSchema(ctx, db, tx, at, &readable[i]); err != nil {
-				return fmt.Errorf("schema %s: %w", s.name, err)
+		if len(readable) > 0 {
+			databases = append(databases, readable)
+		}
+	}
+	return takeSnapshots(ctx, databases, func() error {
+		for _, p := range slices.Concat(databases...) {
+			s := &site{name: p.Name, flags: p.Flags}
+			if err := s.readSchema(ctx, p, at); err != nil {
+				return fmt.Errorf("schema %s: %w", p.Name, err)
 			}
 			q.sites = append(q.sites, s)
 		}
@@ -110,41 +94,85 @@ func (q *inquiry) collectSites(ctx context.Context, db *pgxpool.Pool, at saga.Ad
 	})
 }
 
-// noteDenied adds a finding if s, or its instances, cannot be read.
-func (q *inquiry) noteDenied(s *migrations.Schema) {
+// listReadable returns the targets of a database that hold parts of sagas, and notes those that the role may not read.
+// A target without an inbox is an error if the command line names it.
+func (q *inquiry) listReadable(ctx context.Context, targets []*cli.Target, named bool) (readable []*part, err error) {
+	all, err := migrations.Schemas(ctx, targets[0].DB)
+	if err != nil {
+		return nil, err
+	}
+	for _, t := range targets {
+		i := slices.IndexFunc(all, func(s migrations.Schema) bool { return s.Name == t.Schema })
+		if i < 0 && named {
+			return nil, fmt.Errorf("schema %q has no tables of sagamill, or no inbox", t.Name)
+		}
+		if i < 0 {
+			continue
+		}
+		q.noteDenied(t, &all[i])
+		if all[i].Readable() {
+			readable = append(readable, &part{Target: t, schema: all[i]})
+		}
+	}
+	return readable, nil
+}
+
+// takeSnapshots calls do while each part has a snapshot of its database.
+func takeSnapshots(ctx context.Context, databases [][]*part, do func() error) error {
+	if len(databases) == 0 {
+		return do()
+	}
+	parts := databases[0]
+	snapshotTx := pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}
+	return pgx.BeginTxFunc(ctx, parts[0].DB, snapshotTx, func(tx pgx.Tx) error {
+		for _, p := range parts { // before anything else is read
+			l, err := operator.NewLocator(&operator.Options{Schema: p.Schema})
+			if err == nil {
+				err = l.Pin(ctx, tx)
+			}
+			if err != nil {
+				return fmt.Errorf("schema %s: %w", p.Name, err)
+			}
+			p.tx = tx
+		}
+		return takeSnapshots(ctx, databases[1:], do)
+	})
+}
+
+// noteDenied adds a finding if a schema, or its instances, cannot be read.
+func (q *inquiry) noteDenied(t *cli.Target, s *migrations.Schema) {
+	note := func(text string) {
+		q.unreadable = append(q.unreadable, Finding{What: "unreadable", Schema: t.Name, Text: text})
+	}
 	switch {
 	case len(s.Absent) > 0:
-		q.unreadable = append(q.unreadable, Finding{What: "unreadable", Schema: s.Name, Text: "schema " + s.Name + " is left out: its migrations are older than this command, or it has no outbox"})
+		note("schema " + t.Name + " is left out: its migrations are older than this command, or it has no outbox")
 	case !s.Readable():
-		q.unreadable = append(q.unreadable, Finding{What: "unreadable", Schema: s.Name, Text: "schema " + s.Name + " is left out: the role may not read " + strings.Join(s.Denied, ", ")})
+		note("schema " + t.Name + " is left out: the role may not read " + strings.Join(s.Denied, ", "))
 	case len(s.SagasDenied) > 0:
-		q.unreadable = append(q.unreadable, Finding{What: "unreadable", Schema: s.Name, Text: "instances in schema " + s.Name + " are left out: the role may not read " + strings.Join(s.SagasDenied, ", ")})
+		note("instances in schema " + t.Name + " are left out: the role may not read " + strings.Join(s.SagasDenied, ", "))
 	}
 }
 
-func (s *site) readSchema(ctx context.Context, db *pgxpool.Pool, tx pgx.Tx, at saga.Address, schema *migrations.Schema) error {
-	sent, err := operator.NewLocator(&operator.Options{Schema: s.name})
+func (s *site) readSchema(ctx context.Context, p *part, at saga.Address) error {
+	l, err := operator.NewLocator(&operator.Options{Schema: p.Schema})
 	if err != nil {
 		return err
 	}
-	if s.out, err = sent.Outbox(ctx, tx, operator.LocateFilter{Scope: at.Scope, Key: at.Key}); err != nil {
+	if s.out, err = l.Outbox(ctx, p.tx, operator.LocateFilter{Scope: at.Scope, Key: at.Key}); err != nil {
 		return err
 	}
-	handled, err := operator.NewLocator(&operator.Options{Schema: s.name})
-	if err != nil {
+	if s.in, err = l.Inbox(ctx, p.tx, operator.LocateFilter{Scope: at.Scope, Key: at.Key}); err != nil {
 		return err
 	}
-	if s.in, err = handled.Inbox(ctx, tx, operator.LocateFilter{Scope: at.Scope, Key: at.Key}); err != nil {
-		return err
-	}
-	if !schema.Sagas || len(schema.SagasDenied) > 0 {
+	if !p.schema.Sagas || len(p.schema.SagasDenied) > 0 {
 		return nil
 	}
-	n, err := operator.NewInstances(db, &operator.Options{Schema: s.name})
+	n, err := p.OpenInstances()
 	if err != nil {
 		return err
 	}
-	return s.readSagas(ctx, n, tx, at)
+	return s.readSagas(ctx, n, p.tx, at)
 }
 
 // readSagas reads an instance and those nested in it.

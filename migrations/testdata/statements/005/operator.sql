@@ -219,6 +219,12 @@ SELECT i.scope, i.key, i.step, i.n, i.state, i.attempts, i.undo_attempts, i.dige
 FROM {schema}.inbox i
 WHERE (i.scope, i.key, i.step, i.n) IN (SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::text[]))
 ORDER BY i.scope, i.key, i.step, i.n FOR UPDATE OF i SKIP LOCKED
+---- instanceQueries.checkPicked
+
+SELECT EXISTS (SELECT FROM {schema}.saga WHERE scope = $1 AND key = $2 AND path = $3 AND ($4::text = '' OR name = $4) AND ($5::integer = 0 OR version = $5) AND ($6::text = '' OR status = $6)
+	AND (NOT $7::boolean OR ended_at IS NULL) AND ($8::text = '' OR scope = $8) AND ($9::text = '' OR key = $9)
+	AND ($10::bigint = 0 OR started_at <= clock_timestamp() - $10::bigint * interval '1 microsecond')
+	AND ($11::bigint = 0 OR updated_at <= clock_timestamp() - $11::bigint * interval '1 microsecond'))
 ---- instanceQueries.count
 
 SELECT count(*) FROM {schema}.saga
@@ -246,6 +252,8 @@ ORDER BY s.started_at DESC, s.scope, s.path LIMIT $4
 ---- instanceQueries.insertJournal
 
 INSERT INTO {schema}.saga_journal (scope, key, path, verb, step, who, why) VALUES ($1, $2, $3, $4, $5, $6, $7)
+---- instanceQueries.limitLocks
+SELECT set_config('lock_timeout', $1, true)
 ---- instanceQueries.list
 
 SELECT scope, key, path, id, root, name, version, coalesce(parent, ''), status, reason, tries,
@@ -254,6 +262,17 @@ WHERE (scope, key, path) > ($1, $2, $3) AND ($4::text = '' OR name = $4) AND ($5
 	AND (NOT $7::boolean OR ended_at IS NULL) AND ($8::text = '' OR scope = $8) AND ($9::text = '' OR key = $9)
 	AND ($10::bigint = 0 OR started_at <= clock_timestamp() - $10::bigint * interval '1 microsecond')
 	AND ($11::bigint = 0 OR updated_at <= clock_timestamp() - $11::bigint * interval '1 microsecond')
+ORDER BY scope, key, path LIMIT $12
+---- instanceQueries.pick
+
+SELECT scope, key, path, id, root, name, version, coalesce(parent, ''), status, reason, tries,
+	started_at, updated_at, due_at, ended_at, plan_hash, CASE WHEN length(progress) <= $14 THEN progress ELSE '' END,
+	(extract(epoch FROM clock_timestamp() - started_at) * 1000)::bigint
+FROM {schema}.saga
+WHERE (scope, key, path) > ($1, $2, $3) AND ($4::text = '' OR name = $4) AND ($5::integer = 0 OR version = $5) AND ($6::text = '' OR status = $6)
+	AND (NOT $7::boolean OR ended_at IS NULL) AND ($8::text = '' OR scope = $8) AND ($9::text = '' OR key = $9)
+	AND ($10::bigint = 0 OR started_at <= clock_timestamp() - $10::bigint * interval '1 microsecond')
+	AND ($11::bigint = 0 OR updated_at <= clock_timestamp() - $11::bigint * interval '1 microsecond') AND started_at <= $13
 ORDER BY scope, key, path LIMIT $12
 ---- instanceQueries.readClock
 SELECT clock_timestamp()
@@ -530,3 +549,8 @@ UPDATE {schema}.outbox_held h
 SET state = 'delayed', attempts = 0, refused_at = NULL, due_at = (SELECT clock_timestamp())
 FROM batch WHERE h.id = batch.id
 RETURNING h.id, h.ordering_key
+---- overviewQueries.readRequests
+
+SELECT count(*) FILTER (WHERE state = 1), count(*) FILTER (WHERE state = 1 AND lease_until <= clock_timestamp()),
+	greatest(coalesce(extract(epoch FROM clock_timestamp() - min(lease_until) FILTER (WHERE state = 1)), 0), 0)::float8
+FROM (SELECT state, lease_until FROM {schema}.idempotency_key ORDER BY expires_at DESC LIMIT $1) AS newest

@@ -66,7 +66,8 @@ UNION ALL
 SELECT (SELECT count(*) FROM (SELECT FROM {schema}.outbox_held WHERE state = 'delayed' AND state <> 'dead' LIMIT $1) h),
 	(SELECT count(*) FROM (SELECT FROM {schema}.outbox_held WHERE state = 'waiting' LIMIT $1) h),
 	(SELECT count(*) FROM (SELECT FROM {schema}.outbox_held WHERE state = 'refused' LIMIT $1) h),
-	(SELECT count(*) FROM (SELECT FROM {schema}.outbox_held WHERE state = 'dead' LIMIT $1) h)
+	(SELECT count(*) FROM (SELECT FROM {schema}.outbox_held WHERE state = 'dead' LIMIT $1) h),
+	coalesce(extract(epoch FROM clock_timestamp() - (SELECT min(refused_at) FROM {schema}.outbox_held WHERE state = 'dead')), 0)::float8
 ---- queries.currentLeaf
 
 SELECT pg_sequence_last_value('{schema}.outbox_leaf'::regclass) % 3,
@@ -489,7 +490,8 @@ UNION ALL
 ORDER BY m.id
 ---- queries.readRelay
 
-SELECT epoch, CASE WHEN lease_until > clock_timestamp() THEN holder ELSE '' END FROM {schema}.outbox_relay
+SELECT epoch, holder, CASE WHEN holder <> '' THEN extract(epoch FROM lease_until - clock_timestamp()) ELSE 0 END::float8
+FROM {schema}.outbox_relay
 ---- queries.readSystem
 SELECT system_identifier::text, pg_current_snapshot()::text FROM pg_control_system()
 ---- queries.readTenure

@@ -106,10 +106,6 @@ UPDATE {schema}.saga SET reason = $4, updated_at = clock_timestamp(),
 	status = CASE WHEN $6 THEN 'stuck' ELSE status END,
 	due_at = CASE WHEN NOT $6 THEN clock_timestamp() + $5::bigint * interval '1 microsecond' END
 WHERE scope = $1 AND key = $2 AND path = $3 AND ended_at IS NULL AND revision = $7 AND tries = $8
----- queries.readByIndex
-
-SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true),
-	set_config('max_parallel_workers_per_gather', '0', true), set_config('jit', 'off', true)
 ---- queries.readNested
 
 SELECT progress, ended_at IS NOT NULL, updated_at < statement_timestamp() - $4::bigint * interval '1 microsecond'
@@ -117,13 +113,22 @@ FROM {schema}.saga WHERE scope = $1 AND key = $2 AND path = $3
 ---- queries.readStats
 
 WITH live AS (
-	SELECT status, updated_at FROM {schema}.saga WHERE ended_at IS NULL ORDER BY name, version LIMIT $1
+	SELECT status, updated_at, status = 'running' AND reason <> '' AND tries = 0 AS held
+	FROM {schema}.saga WHERE ended_at IS NULL ORDER BY name, version LIMIT $1
+), counted AS (
+	SELECT count(*) FILTER (WHERE status = 'running') AS running, count(*) FILTER (WHERE status = 'compensating') AS compensating,
+		count(*) FILTER (WHERE status = 'paused') AS paused, count(*) FILTER (WHERE status = 'stuck') AS stuck,
+		count(*) FILTER (WHERE held) AS held,
+		min(updated_at) FILTER (WHERE status = 'stuck') AS stuck_since, min(updated_at) FILTER (WHERE status = 'paused') AS paused_since,
+		min(updated_at) FILTER (WHERE status IN ('running', 'compensating')) AS silent_since
+	FROM live
 )
-SELECT count(*) FILTER (WHERE status = 'running'), count(*) FILTER (WHERE status = 'compensating'),
-	count(*) FILTER (WHERE status = 'paused'), count(*) FILTER (WHERE status = 'stuck'),
-	coalesce(extract(epoch FROM clock_timestamp() - min(updated_at) FILTER (WHERE status = 'stuck')) * 1000000, 0)::bigint,
+SELECT running, compensating, paused, stuck, held,
+	coalesce(extract(epoch FROM clock_timestamp() - stuck_since) * 1000000, 0)::bigint,
+	coalesce(extract(epoch FROM clock_timestamp() - paused_since) * 1000000, 0)::bigint,
+	coalesce(extract(epoch FROM clock_timestamp() - silent_since) * 1000000, 0)::bigint,
 	coalesce(extract(epoch FROM clock_timestamp() - (SELECT min(due_at) FROM {schema}.saga)) * 1000000, 0)::bigint
-FROM live
+FROM counted
 ---- queries.register
 
 INSERT INTO {schema}.saga_definition (name, version, hash, plan) VALUES ($1, $2, $3, $4)

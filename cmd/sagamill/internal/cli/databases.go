@@ -1,0 +1,168 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"slices"
+	"strconv"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/sagamill/sagamill/migrations"
+)
+
+// A urlList is the flag -database. The flag may be given several times, and replaces the default then.
+type urlList struct {
+	urls  []string
+	given bool
+}
+
+func newURLList(byDefault string) *urlList {
+	l := &urlList{}
+	if byDefault != "" {
+		l.urls = []string{byDefault}
+	}
+	return l
+}
+
+// String is for package flag: an error must not quote a URL, which may have a password.
+func (l *urlList) String() string { return "" }
+
+// Set adds a database.
+func (l *urlList) Set(url string) error {
+	if !l.given {
+		l.urls, l.given = nil, true
+	}
+	if url != "" {
+		l.urls = append(l.urls, url)
+	}
+	return nil
+}
+
+// OneDatabase returns the URL of the database of a command that is about one.
+func (c *Call) OneDatabase() (string, error) {
+	if n := len(c.databases.urls); n != 1 {
+		return "", fmt.Errorf("-database: this command is about one database, not about %d", n)
+	}
+	return c.databases.urls[0], nil
+}
+
+// A Database is one of the databases of the command line.
+type Database struct {
+	Pool  *pgxpool.Pool
+	Label string // its name if there are several, else ""
+	flag  string // its -database on a command line for a shell; "" if it is the only one
+}
+
+// OpenDatabases returns the databases of the command line. The pools connect when they are first used. The caller
+// closes them.
+func (c *Call) OpenDatabases(ctx context.Context) (all []*Database, err error) {
+	fail := func(err error) ([]*Database, error) {
+		for _, d := range all {
+			d.Pool.Close()
+		}
+		return nil, err
+	}
+	for _, text := range c.databases.urls {
+		config, err := parseDatabase(text)
+		if err != nil {
+			return fail(err)
+		}
+		pool, err := pgxpool.NewWithConfig(ctx, config)
+		if err != nil {
+			return fail(err)
+		}
+		all = append(all, &Database{Pool: pool, Label: config.ConnConfig.Database, flag: " -database " + QuoteWord(redactURL(text, config))})
+	}
+	if len(all) == 1 {
+		all[0].Label, all[0].flag = "", ""
+		return all, nil
+	}
+	if !distinguish(all) {
+		return fail(errors.New("-database names one database twice"))
+	}
+	return all, nil
+}
+
+// Target returns a schema of d.
+func (d *Database) Target(schema string) *Target {
+	t := &Target{DB: d.Pool, Schema: schema, Name: schema, Flags: " -schema " + schema + d.flag}
+	if d.Label != "" {
+		t.Name = d.Label + "/" + schema
+	}
+	return t
+}
+
+// AddName adds the name of d to an error if there are several databases.
+func (d *Database) AddName(err error) error {
+	if d.Label == "" {
+		return err
+	}
+	return fmt.Errorf("database %s: %w", d.Label, err)
+}
+
+// ListSchemas returns the schemas of d that have tables of sagamill: all, or those of names.
+func (d *Database) ListSchemas(ctx context.Context, names []string) (found []string, err error) {
+	all, err := migrations.ListApplied(ctx, d.Pool)
+	if err != nil {
+		return nil, err
+	}
+	for _, a := range all {
+		if names == nil || slices.Contains(names, a.Schema) {
+			found = append(found, a.Schema)
+		}
+	}
+	slices.SortStableFunc(found, func(a, b string) int { return slices.Index(names, a) - slices.Index(names, b) })
+	return found, nil
+}
+
+// parseDatabase reads a URL or a connection string. The error does not quote it, because it may have a password.
+func parseDatabase(text string) (*pgxpool.Config, error) {
+	config, err := pgxpool.ParseConfig(text)
+	if err != nil {
+		return nil, errors.New("-database, or DATABASE_URL without it, is not a PostgreSQL URL or connection string")
+	}
+	config.MaxConns = maxConns
+	config.ConnConfig.ConnectTimeout = connectTimeout
+	config.ConnConfig.RuntimeParams["application_name"] = "sagamill"
+	return config, nil
+}
+
+// distinguish adds the server to the names of databases if two have the same name. It reports whether the names differ
+// then.
+func distinguish(all []*Database) bool {
+	differ := func() bool {
+		seen := map[string]bool{}
+		for _, d := range all {
+			seen[d.Label] = true
+		}
+		return len(seen) == len(all)
+	}
+	if differ() {
+		return true
+	}
+	for _, d := range all {
+		d.Label = hostOf(d.Pool.Config()) + "/" + d.Label
+	}
+	return differ()
+}
+
+// hostOf returns the server of a database.
+func hostOf(config *pgxpool.Config) string {
+	return net.JoinHostPort(config.ConnConfig.Host, strconv.Itoa(int(config.ConnConfig.Port)))
+}
+
+// redactURL returns a URL of the same database without a password, for a command line that people paste.
+func redactURL(text string, config *pgxpool.Config) string {
+	at, err := url.Parse(text)
+	if err != nil || at.Scheme == "" || at.Query().Has("password") {
+		at = &url.URL{Scheme: "postgres", User: url.User(config.ConnConfig.User), Host: hostOf(config), Path: "/" + config.ConnConfig.Database}
+	}
+	if at.User != nil {
+		at.User = url.User(at.User.Username())
+	}
+	return at.String()
+}

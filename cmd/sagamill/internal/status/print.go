@@ -1,0 +1,188 @@
+package status
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/sagamill/sagamill/cmd/sagamill/internal/cli"
+	"github.com/sagamill/sagamill/cmd/sagamill/internal/outboxes"
+	"github.com/sagamill/sagamill/consumer"
+	"github.com/sagamill/sagamill/migrations"
+	"github.com/sagamill/sagamill/operator"
+	"github.com/sagamill/sagamill/outbox"
+	"github.com/sagamill/sagamill/saga"
+)
+
+// print prints the block of a schema.
+func (s *schema) print(w io.Writer) error {
+	version := fmt.Sprintf("version %d of %d", s.Version, migrations.Newest())
+	if s.Denied {
+		version = "its version may not be read"
+	}
+	fmt.Fprintf(w, "%s, %s: %s\n", s.Name, version, joinParts(s.Parts))
+	var fields [][2]string
+	add := func(name, text string) { fields = append(fields, [2]string{"  " + name, text}) }
+	if s.Outbox != nil {
+		add("outbox", formatOutbox(s.Outbox))
+		add("relay", outboxes.FormatRelay(s.Outbox))
+	}
+	if s.Inbox != nil {
+		add("inbox", formatInbox(s.Inbox))
+	}
+	if s.Sagas != nil {
+		add("sagas", formatSagas(s.Sagas))
+		add("orchestrator", formatOverdue("instance", s.Sagas.Overdue))
+	}
+	if s.Requests != nil {
+		add("requests", formatRequests(s.Requests))
+	}
+	for _, p := range s.Unreadable {
+		add(string(p.Part), "cannot be read: "+cli.EscapeText(strings.Join(strings.Fields(p.Err.Error()), " ")))
+	}
+	if err := cli.PrintFields(w, fields); err != nil {
+		return err
+	}
+	_, err := fmt.Fprintln(w)
+	return err
+}
+
+func joinParts(parts []migrations.Part) string {
+	names := make([]string, len(parts))
+	for i := range parts {
+		names[i] = string(parts[i])
+	}
+	return strings.Join(names, ", ")
+}
+
+// formatOldest says for how long the first of several has waited, or nothing if it is not known.
+func formatOldest(oldest time.Duration) string {
+	if oldest <= 0 {
+		return ""
+	}
+	return ", the oldest for " + cli.FormatAge(oldest)
+}
+
+func formatOutbox(o *outbox.Stats) string {
+	text := fmt.Sprintf("%s stored%s; %s delayed, %s waiting, %s refused, %s dead%s",
+		outboxes.FormatCounted(o.Stored), formatOldest(o.Oldest), outboxes.FormatCounted(o.Delayed), outboxes.FormatCounted(o.Waiting),
+		outboxes.FormatCounted(o.Refused), outboxes.FormatCounted(o.Dead), formatOldest(o.OldestDead))
+	if o.OldestWriter > time.Minute {
+		text += fmt.Sprintf("; a transaction that has written is open for %s, server process %d", cli.FormatAge(o.OldestWriter), o.WriterPID)
+	}
+	return text
+}
+
+func formatInbox(i *consumer.Stats) string {
+	var retrying, dead time.Duration
+	for k := range i.Parked {
+		if p := &i.Parked[k]; p.Dead {
+			dead = max(dead, p.Oldest)
+		} else {
+			retrying = max(retrying, p.Oldest)
+		}
+	}
+	return fmt.Sprintf("%s retrying, %s calling%s, %s; %s dead%s%s",
+		outboxes.FormatCounted(i.Retrying), outboxes.FormatCounted(i.Calling), formatOldest(retrying), formatOverdue("message", i.Overdue),
+		outboxes.FormatCounted(i.Dead), formatReasons(i), formatOldest(dead))
+}
+
+// formatReasons counts the dead letters by reason, the most frequent one first.
+func formatReasons(i *consumer.Stats) string {
+	counts := map[consumer.Reason]int{}
+	for k := range i.Parked {
+		if p := &i.Parked[k]; p.Dead {
+			counts[p.Reason] += p.Messages
+		}
+	}
+	var parts []string
+	for _, r := range slices.SortedFunc(maps.Keys(counts), func(a, b consumer.Reason) int { return cmp.Or(counts[b]-counts[a], cmp.Compare(a, b)) }) {
+		parts = append(parts, fmt.Sprintf("%d %s", counts[r], cli.FormatCell(string(r))))
+	}
+	if len(parts) == 0 {
+		return ""
+	}
+	return ": " + strings.Join(parts, ", ")
+}
+
+// formatOverdue says for how long work has waited for a worker.
+func formatOverdue(of string, overdue time.Duration) string {
+	if overdue <= time.Second {
+		return "nothing is overdue"
+	}
+	return "one " + of + " is overdue for " + cli.FormatAge(overdue)
+}
+
+func formatSagas(g *saga.Stats) string {
+	silent := ""
+	if g.Silent > 0 {
+		silent = ", the most silent for " + cli.FormatAge(g.Silent)
+	}
+	waits := ""
+	if g.Held > 0 {
+		waits = fmt.Sprintf(" (%d of them wait for a person at a participant)", g.Held)
+	}
+	text := fmt.Sprintf("%d running%s, %d compensating%s; %d stuck%s; %d paused%s",
+		g.Running, waits, g.Compensating, silent, g.Stuck, formatOldest(g.OldestStuck), g.Paused, formatOldest(g.OldestPaused))
+	if g.Running+g.Compensating+g.Stuck+g.Paused >= outbox.CountLimit {
+		text = fmt.Sprintf("of the first %d: %s", outbox.CountLimit, text)
+	}
+	return text
+}
+
+func formatRequests(r *operator.RequestStats) string {
+	text := fmt.Sprintf("%s in progress", outboxes.FormatCounted(r.InProgress))
+	if r.Abandoned > 0 {
+		text += fmt.Sprintf(", %s of them past their lease%s", outboxes.FormatCounted(r.Abandoned), formatOldest(r.OldestAbandoned))
+	}
+	return text
+}
+
+// explainNeed says what a schema needs, and the command to run next.
+func (s *schema) explainNeed(n *operator.Need) (text, command string) {
+	count := func(things string) string {
+		if n.Count >= outbox.CountLimit {
+			return "at least " + cli.FormatCount(n.Count, things)
+		}
+		return cli.FormatCount(n.Count, things)
+	}
+	age := cli.FormatAge(n.Oldest)
+	switch n.Kind {
+	case operator.NeedMigration:
+		return "the schema has had fewer migrations than this command knows", s.line("migrate up")
+	case operator.NeedGrant:
+		return "the role may not read all of it: run the SQL of the roles again", s.line("migrate roles")
+	case operator.NeedRepair:
+		return "a part cannot be read", s.line("migrate version")
+	case operator.NeedRelay:
+		return count("messages") + " stored, and no relay is active" + formatOldest(n.Oldest), s.line("outbox status")
+	case operator.NeedBroker:
+		return "a relay is active, and " + count("messages") + " stored" + formatOldest(n.Oldest) + ": does the broker answer?", s.line("outbox status")
+	case operator.NeedTransaction:
+		return fmt.Sprintf("a transaction that has written is open for %s, server process %d", age, s.Outbox.WriterPID), s.line("outbox status")
+	case operator.NeedRefused:
+		return count("messages") + " that the broker refuses, or that wait behind such", s.line("outbox refused list")
+	case operator.NeedOutboxDead:
+		return count("dead letters") + " of the outbox" + formatOldest(n.Oldest), s.line("outbox dead list")
+	case operator.NeedConsumer:
+		return "a parked message is due for " + age + ": does its consumer run?", s.line("dead list -state retrying")
+	case operator.NeedDead:
+		return count("dead letters") + " of steps" + formatReasons(s.Inbox) + formatOldest(n.Oldest), s.line("dead list")
+	case operator.NeedOrchestrator:
+		return "an instance is due for " + age + ": does an orchestrator run that knows its version?", s.line("saga list -silent 1m")
+	case operator.NeedStuck:
+		return count("sagas") + " stuck" + formatOldest(n.Oldest), s.line("saga list -status stuck")
+	case operator.NeedPaused:
+		return count("sagas") + " paused" + formatOldest(n.Oldest), s.line("saga list -status paused")
+	case operator.NeedHeld:
+		return count("sagas") + " wait for a person at a participant", s.line("saga list -status running")
+	}
+	return string(n.Kind), s.line("outbox status")
+}
+
+// line returns the command line of words for the schema.
+func (s *schema) line(words string) string { return "sagamill " + words + s.Flags }

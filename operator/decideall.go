@@ -1,0 +1,337 @@
+package operator
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype/zeronull"
+
+	"github.com/sagamill/sagamill/internal/flow"
+	"github.com/sagamill/sagamill/internal/machine"
+	"github.com/sagamill/sagamill/internal/sagarow"
+	"github.com/sagamill/sagamill/internal/sqlschema"
+	"github.com/sagamill/sagamill/saga"
+)
+
+// Decisions count what [Instances.DecideAll] has made of instances, or what it would make of them.
+type Decisions struct {
+	Decided int            // they have moved, and the journal of each has an entry
+	Refused map[string]int // by reason: the decision would break the saga, or has no effect. At most 50 reasons
+	Moved   int            // they moved on after they had been picked: the filter does not pick them any more, or they refuse the decision now
+	Busy    int            // their rows were locked for longer than a second
+}
+
+// TotalRefused returns how many instances refused the decision.
+func (d *Decisions) TotalRefused() (n int) {
+	for _, count := range d.Refused {
+		n += count
+	}
+	return n
+}
+
+const (
+	maxReasons   = 50
+	otherReasons = "other reasons"
+)
+
+func (d *Decisions) addRefusal(reason string) {
+	if d.Refused == nil {
+		d.Refused = map[string]int{}
+	}
+	if d.Refused[reason] == 0 && len(d.Refused) >= maxReasons-1 {
+		reason = otherReasons
+	}
+	d.Refused[reason]++
+}
+
+// DecideOptions change [Instances.DecideAll]. The zero value is usable.
+type DecideOptions struct {
+	// Rate is a limit in instances per second; default: none. An orchestrator sends what follows as fast as it can, so
+	// that this limit is what protects participants.
+	Rate float64
+
+	// Progress is called after each page of at most 500 instances with the counts so far. Default: none.
+	Progress func(Decisions)
+}
+
+// A DecisionPreview is an instance with what a decision would make of it.
+type DecisionPreview struct {
+	Instance
+	Refusal string // why the decision would be refused; "": it would not
+}
+
+// DecideAll applies d to each instance that filter picks and that is not refused, as [Instances.Decide] does: one
+// transaction for each, with an entry in its journal. It decides about live instances that began before the call, nested
+// ones too, page by page in the order of their addresses. Under the lock of an instance filter has to pick it still.
+//
+// When ctx ends, DecideAll ends between two instances and returns the error of ctx with the counts. After another error
+// the decision in hand may have committed. Repeat the call with a filter that leaves out what has moved, such as
+// InstanceFilter.Silent. Its error is an [ErrInvalid] for a filter or options that make no sense.
+func (n *Instances) DecideAll(ctx context.Context, filter InstanceFilter, d Decision, opts *DecideOptions) (Decisions, error) {
+	o := DecideOptions{}
+	if opts != nil {
+		o = *opts
+	}
+	if o.Rate < 0 {
+		return Decisions{}, fmt.Errorf("%w: DecideOptions.Rate is negative", ErrInvalid)
+	}
+	if err := n.complete(&d); err != nil {
+		return Decisions{}, err
+	}
+	s := &decisionSweep{Instances: n, decision: d, filter: filter, plans: n.newPlanReader(), rate: rate(o.Rate)}
+	s.pageDone = func() {
+		if o.Progress != nil {
+			told := s.counts
+			told.Refused = maps.Clone(told.Refused)
+			o.Progress(told)
+		}
+	}
+	s.each = func(ctx context.Context, p *pickedInstance, refusal error) error {
+		if refusal != nil {
+			s.counts.addRefusal(classifyRefusal(refusal))
+			return nil
+		}
+		s.tried++
+		return s.decidePicked(ctx, p)
+	}
+	err := s.sweepInstances(ctx)
+	return s.counts, err
+}
+
+// PreviewAll says what [Instances.DecideAll] would make of the instances that filter picks. It calls each for every
+// instance, in the order of DecideAll; each may be nil, and its error ends the preview. It takes no lock and changes
+// nothing. It does not know what happens between preview and decision.
+func (n *Instances) PreviewAll(ctx context.Context, filter InstanceFilter, d Decision, each func(DecisionPreview) error) (Decisions, error) {
+	if err := n.complete(&d); err != nil {
+		return Decisions{}, err
+	}
+	s := &decisionSweep{Instances: n, decision: d, filter: filter, plans: n.newPlanReader(), pageDone: func() {}}
+	s.each = func(_ context.Context, p *pickedInstance, refusal error) error {
+		seen := DecisionPreview{Instance: p.Instance}
+		if refusal == nil {
+			s.counts.Decided++
+		} else {
+			seen.Refusal = formatRefusal(refusal)
+			s.counts.addRefusal(classifyRefusal(refusal))
+		}
+		if each == nil {
+			return nil
+		}
+		return each(seen)
+	}
+	err := s.sweepInstances(ctx)
+	return s.counts, err
+}
+
+// A decisionSweep passes the instances that a filter picks, page by page.
+type decisionSweep struct {
+	*Instances
+	decision Decision
+	filter   InstanceFilter
+	plans    *planReader
+	rate     rate
+	counts   Decisions
+	tried    int // decisions of the page in hand that were not refused beforehand
+
+	// each is called for each instance with the refusal that it would get as it was read; pageDone after each page.
+	each     func(ctx context.Context, p *pickedInstance, refusal error) error
+	pageDone func()
+}
+
+// A pickedInstance is an instance as a page of a sweep has read it.
+type pickedInstance struct {
+	Instance
+	hash     string // of its plan
+	progress string // "": it is too large for a page
+	now      machine.Millis
+}
+
+// sweepInstances passes all instances that the filter picks. Its filter is that of live instances.
+func (s *decisionSweep) sweepInstances(ctx context.Context) error {
+	if machine.Phase(s.filter.Status).Ended() {
+		return fmt.Errorf("%w: an instance that is %s takes no decision", ErrInvalid, s.filter.Status)
+	}
+	s.filter.Live = true
+	var began time.Time
+	if err := s.db.QueryRow(ctx, s.sql.readClock).Scan(&began); err != nil {
+		return fmt.Errorf("operator: %s instances: %w", s.decision.Verb, sqlschema.Explain(err))
+	}
+	size := s.rate.batchSize(batchSize)
+	for after := (saga.Address{}); ctx.Err() == nil; {
+		page, err := s.readPage(ctx, after, began, size)
+		if err != nil {
+			return err
+		}
+		s.tried = 0
+		for i := range page {
+			if err := s.passInstance(ctx, &page[i]); err != nil {
+				return err
+			}
+			after = page[i].Address
+		}
+		s.pageDone()
+		if len(page) < size {
+			return nil
+		}
+		s.keepRate(ctx, s.rate, s.tried)
+	}
+	return ctx.Err()
+}
+
+// readPage reads the next instances without a lock.
+func (s *decisionSweep) readPage(ctx context.Context, after saga.Address, began time.Time, size int) ([]pickedInstance, error) {
+	ctx, cancel := context.WithTimeout(ctx, batchTimeout)
+	defer cancel()
+	args, err := s.filter.instanceArgs(after)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrInvalid, err)
+	}
+	rows, _ := s.db.Query(ctx, s.sql.pick, append(args, size, began, maxListedProgress)...)
+	page, err := pgx.CollectRows(rows, scanPicked)
+	if err != nil {
+		return nil, fmt.Errorf("operator: %s instances: %w", s.decision.Verb, sqlschema.Explain(err))
+	}
+	return page, nil
+}
+
+func scanPicked(r pgx.CollectableRow) (p pickedInstance, err error) {
+	at := func(t *time.Time) *zeronull.Timestamptz { return (*zeronull.Timestamptz)(t) }
+	i := &p.Instance
+	err = r.Scan(&i.Scope, &i.Key, &i.Path, &i.ID, &i.Root, &i.Saga, &i.Version, &i.Parent, &i.Status, &i.Reason, &i.Tries,
+		&i.StartedAt, &i.UpdatedAt, at(&i.DueAt), at(&i.EndedAt), &p.hash, &p.progress, &p.now)
+	return p, err
+}
+
+// passInstance judges an instance as it was read, and hands it on with the refusal.
+func (s *decisionSweep) passInstance(ctx context.Context, p *pickedInstance) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	refusal, err := s.judgePicked(ctx, p)
+	switch {
+	case errors.Is(err, saga.ErrNoInstance):
+		s.counts.Moved++
+		return nil
+	case err != nil:
+		return fmt.Errorf("operator: %s %s: %w", s.decision.Verb, p.Address, sqlschema.Explain(err))
+	}
+	return s.each(ctx, p, refusal)
+}
+
+// judgePicked returns the refusal that the decision would get, nil for none. It changes nothing.
+func (s *decisionSweep) judgePicked(ctx context.Context, p *pickedInstance) (refusal, err error) {
+	i := &sagarow.Row{Name: p.Saga, Version: p.Version, Hash: p.hash, Status: sagarow.Status(p.Status), Reason: p.Reason, Now: p.now}
+	i.Scope, i.Key, i.Path = p.Scope, p.Key, p.Path
+	if p.progress == "" {
+		if i, err = s.rows.ReadRow(ctx, s.db, sagarow.Address(p.Address)); err != nil {
+			return nil, err
+		}
+	} else if err := json.Unmarshal([]byte(p.progress), &i.Progress); err != nil {
+		return fmt.Errorf("%w: progress: %w", flow.ErrUnfit, err), nil
+	}
+	if m, err := s.plans.machineOf(ctx, s.db, i); err == nil && m.Fits(&i.Progress) {
+		p.Step, p.WaitsFor = waitsOf(m, &i.Progress)
+	}
+	if _, err = s.moveRow(ctx, s.db, s.plans, i, &s.decision); isRefusal(err) {
+		return err, nil
+	}
+	return nil, err
+}
+
+// errPickedMoved rolls a decision back.
+var errPickedMoved = errors.New("operator: the filter does not pick the instance any more")
+
+// decidePicked decides about an instance under its lock, unless it has moved on. A transaction that has begun does not end
+// with ctx.
+func (s *decisionSweep) decidePicked(ctx context.Context, p *pickedInstance) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), batchTimeout)
+	defer cancel()
+	err := s.commitChange(ctx, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, s.sql.limitLocks, strconv.FormatInt(lockPatience.Milliseconds(), 10)); err != nil {
+			return err
+		}
+		i, err := s.rows.LockRow(ctx, tx, sagarow.Address(p.Address))
+		if err != nil {
+			return err
+		}
+		args, err := s.filter.instanceArgs(p.Address)
+		if err != nil {
+			return err
+		}
+		var picked bool
+		if err := tx.QueryRow(ctx, s.sql.checkPicked, args...).Scan(&picked); err != nil {
+			return err
+		}
+		if !picked {
+			return errPickedMoved
+		}
+		return s.applyDecision(ctx, tx, s.plans, i, &s.decision)
+	})
+	switch {
+	case err == nil:
+		s.counts.Decided++
+	case errors.Is(err, errPickedMoved), errors.Is(err, saga.ErrNoInstance), isRefusal(err): // which it did not do before
+		s.counts.Moved++
+	case isContended(err):
+		s.counts.Busy++
+	default:
+		return fmt.Errorf("operator: %s %s: %w", s.decision.Verb, p.Address, sqlschema.Explain(err))
+	}
+	return nil
+}
+
+// isRefusal reports whether err says that an instance does not take a decision.
+func isRefusal(err error) bool {
+	var unknown *stepUnknownError
+	return errors.Is(err, ErrRefused) || errors.Is(err, ErrPlanUnknown) || errors.Is(err, flow.ErrUnfit) || errors.As(err, &unknown)
+}
+
+// formatRefusal returns a refusal for people.
+func formatRefusal(refusal error) string {
+	return strings.TrimPrefix(strings.TrimPrefix(refusal.Error(), ErrRefused.Error()+": "), "operator: ")
+}
+
+// classifyRefusal returns the part of a refusal that other instances have too. Details of the instance follow a colon.
+func classifyRefusal(refusal error) string {
+	class, _, _ := strings.Cut(formatRefusal(refusal), ": ")
+	return class
+}
+
+// A planReader keeps the machines of the plans that it has read. One goroutine may use it.
+type planReader struct {
+	*Instances
+	known map[planName]planResult
+}
+
+type planName struct {
+	saga    string
+	version int
+	hash    string
+}
+
+type planResult struct {
+	machine *machine.Machine
+	err     error // an [ErrPlanUnknown]
+}
+
+func (n *Instances) newPlanReader() *planReader { return &planReader{n, map[planName]planResult{}} }
+
+// machineOf returns the machine of i's plan. Its error is an [ErrPlanUnknown] if the plan is not registered.
+func (r *planReader) machineOf(ctx context.Context, db sagarow.Querier, i *sagarow.Row) (*machine.Machine, error) {
+	name := planName{i.Name, i.Version, i.Hash}
+	result, known := r.known[name]
+	if !known {
+		result.machine, result.err = r.readMachine(ctx, db, i.Name, i.Version, i.Hash)
+		if result.err == nil || errors.Is(result.err, ErrPlanUnknown) {
+			r.known[name] = result
+		}
+	}
+	return result.machine, result.err
+}

@@ -1,0 +1,240 @@
+package operator
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/sagamill/sagamill/consumer"
+	"github.com/sagamill/sagamill/internal/sqlschema"
+	"github.com/sagamill/sagamill/migrations"
+	"github.com/sagamill/sagamill/outbox"
+	"github.com/sagamill/sagamill/saga"
+)
+
+// A SchemaStatus says how one schema is: the tables that it has, and what stands in them. Each of Requests, Outbox,
+// Inbox and Sagas is nil if the schema does not have the part, or if it could not be read.
+type SchemaStatus struct {
+	migrations.Applied
+	Requests *RequestStats
+	Outbox   *outbox.Stats
+	Inbox    *consumer.Stats
+	Sagas    *saga.Stats
+
+	Unreadable []UnreadablePart
+}
+
+// An UnreadablePart is a part of a schema that could not be read.
+type UnreadablePart struct {
+	Part   migrations.Part
+	Denied bool // the role may not read it
+	Err    error
+}
+
+// RequestStats describe the idempotency keys that are in progress. At most [outbox.CountLimit] keys are looked at: those
+// that expire last.
+type RequestStats struct {
+	InProgress int
+
+	// Abandoned are those of them whose lease is over: their process has died, or hangs. They have committed nothing,
+	// and a repetition of the request takes the key over. OldestAbandoned is how long the first of these leases has
+	// been over.
+	Abandoned       int
+	OldestAbandoned time.Duration
+}
+
+// ErrNoSchema reports a schema without tables of this module.
+var ErrNoSchema = errors.New("operator: no tables of sagamill in this schema")
+
+// ReadOverview reads the status of schemas, or of all schemas in the database of db that have tables of this module,
+// ordered by name. Its error is an [ErrNoSchema] if one of the named schemas has none. A part that cannot be read hides
+// no other: see SchemaStatus.Unreadable. The grants of PREFIX_reader, as [migrations.Roles] prints them, read all.
+//
+// It takes no lock and reads at most [outbox.CountLimit] rows of each kind, along an index: a few seconds for a schema
+// that is full of them. The parts are read one after the other, and not in one snapshot.
+func ReadOverview(ctx context.Context, db *pgxpool.Pool, schemas ...string) ([]SchemaStatus, error) {
+	applied, err := migrations.ListApplied(ctx, db)
+	if err != nil {
+		return nil, fmt.Errorf("operator: read overview: %w", err)
+	}
+	if len(schemas) > 0 {
+		if applied, err = pickApplied(applied, schemas); err != nil {
+			return nil, err
+		}
+	}
+	var all []SchemaStatus
+	for _, a := range applied {
+		s := readStatus(ctx, db, a)
+		if err := ctx.Err(); err != nil {
+			return nil, fmt.Errorf("operator: read overview of schema %s: %w", a.Schema, err)
+		}
+		all = append(all, s)
+	}
+	return all, nil
+}
+
+// pickApplied returns those of all that are named, in the order of the names.
+func pickApplied(all []migrations.Applied, names []string) (picked []migrations.Applied, err error) {
+	for _, name := range names {
+		i := slices.IndexFunc(all, func(a migrations.Applied) bool { return a.Schema == name })
+		if i < 0 {
+			return nil, fmt.Errorf("%w: %q; has it been migrated?", ErrNoSchema, name)
+		}
+		picked = append(picked, all[i])
+	}
+	return picked, nil
+}
+
+// readStatus reads the parts of one schema. A table that is missing is dropped at this moment, or is one of a newer
+// migration.
+func readStatus(ctx context.Context, db *pgxpool.Pool, a migrations.Applied) SchemaStatus {
+	s := SchemaStatus{Applied: a}
+	for _, part := range a.Parts {
+		var err error
+		switch part {
+		case migrations.Idempotency:
+			s.Requests, err = pointerTo(readRequests(ctx, db, a.Schema))
+		case migrations.Outbox:
+			s.Outbox, err = pointerTo(outbox.ReadStats(ctx, db, a.Schema))
+		case migrations.Inbox:
+			s.Inbox, err = pointerTo(consumer.ReadStats(ctx, db, a.Schema))
+		case migrations.Saga:
+			s.Sagas, err = pointerTo(saga.ReadStats(ctx, db, a.Schema))
+		}
+		if err != nil {
+			s.Unreadable = append(s.Unreadable, UnreadablePart{part, isDenied(err), err})
+		}
+	}
+	return s
+}
+
+// pointerTo returns a pointer to stats, or nil with an error.
+func pointerTo[T any](stats T, err error) (*T, error) {
+	if err != nil {
+		return nil, err
+	}
+	return &stats, nil
+}
+
+// isDenied reports PostgreSQL's refusal for want of a right.
+func isDenied(err error) bool {
+	var refused *pgconn.PgError
+	return errors.As(err, &refused) && refused.Code == "42501"
+}
+
+// sqlReadByIndex makes a transaction's statements read rows by an index, in its order, so that a limit bounds the rows
+// that are read. The settings end with the transaction.
+const sqlReadByIndex = `
+SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true),
+	set_config('enable_sort', 'off', true), set_config('max_parallel_workers_per_gather', '0', true), set_config('jit', 'off', true)`
+
+// sqlReadRequests counts the keys in progress among the $1 that expire last. It takes no lock. Its order is that of an
+// index, so the limit bounds the rows that are read.
+const sqlReadRequests = `
+SELECT count(*) FILTER (WHERE state = 1), count(*) FILTER (WHERE state = 1 AND lease_until <= clock_timestamp()),
+	greatest(coalesce(extract(epoch FROM clock_timestamp() - min(lease_until) FILTER (WHERE state = 1)), 0), 0)::float8
+FROM (SELECT state, lease_until FROM {schema}.idempotency_key ORDER BY expires_at DESC LIMIT $1) AS newest`
+
+func readRequests(ctx context.Context, db *pgxpool.Pool, schema string) (s RequestStats, err error) {
+	var oldest float64
+	err = pgx.BeginTxFunc(ctx, db, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, sqlReadByIndex); err != nil {
+			return err
+		}
+		return tx.QueryRow(ctx, newOverviewQueries(schema).readRequests, outbox.CountLimit).Scan(&s.InProgress, &s.Abandoned, &oldest)
+	})
+	s.OldestAbandoned = time.Duration(oldest * float64(time.Second))
+	if err != nil {
+		return s, fmt.Errorf("operator: read idempotency keys: %w", sqlschema.Explain(err))
+	}
+	return s, nil
+}
+
+// overviewQueries are the statements of ReadOverview for a schema.
+type overviewQueries struct{ readRequests string }
+
+func newOverviewQueries(schema string) overviewQueries {
+	return overviewQueries{readRequests: sqlschema.Bind(schema, sqlReadRequests)}
+}
+
+// A NeedKind is a reason why a schema needs a person.
+type NeedKind string
+
+// The kinds, in the order in which [SchemaStatus.Needs] returns them.
+const (
+	NeedMigration    NeedKind = "migration"    // the schema has had fewer migrations than this binary knows
+	NeedGrant        NeedKind = "grant"        // the role may not read the version or a part: the overview is incomplete
+	NeedRepair       NeedKind = "repair"       // a part could not be read for another reason
+	NeedRelay        NeedKind = "relay"        // messages are stored, and no relay is active
+	NeedBroker       NeedKind = "broker"       // a relay is active, and the oldest message has waited for longer than patience
+	NeedTransaction  NeedKind = "transaction"  // a transaction that has written has been open for minutes
+	NeedRefused      NeedKind = "refused"      // the broker refuses messages, or takes none of a topic
+	NeedOutboxDead   NeedKind = "outbox-dead"  // dead letters that the broker refused
+	NeedConsumer     NeedKind = "consumer"     // a parked message has been due for longer than patience
+	NeedDead         NeedKind = "dead"         // dead letters of steps
+	NeedOrchestrator NeedKind = "orchestrator" // an instance has been due for longer than patience
+	NeedStuck        NeedKind = "saga-stuck"   // an instance is stuck
+	NeedPaused       NeedKind = "saga-paused"  // a person has paused an instance, and nobody has resumed it
+	NeedHeld         NeedKind = "saga-held"    // an instance waits for a decision at a participant
+)
+
+// These are the thresholds of docs/monitoring/alerts.yml.
+const (
+	outboxPatience      = 30 * time.Second
+	patience            = time.Minute
+	transactionPatience = 5 * time.Minute
+)
+
+// A Need says why a schema needs a person.
+type Need struct {
+	Kind   NeedKind
+	Count  int           // messages or instances; 0 where they are not counted. A count of [outbox.CountLimit] is a lower bound
+	Oldest time.Duration // how long the first of them has waited; 0: it is not known
+}
+
+// Needs returns what a person should look at, the cause before what follows from it. It is empty if s needs nobody.
+func (s *SchemaStatus) Needs() (all []Need) {
+	add := func(needed bool, kind NeedKind, count int, oldest time.Duration) {
+		if needed {
+			all = append(all, Need{kind, count, oldest})
+		}
+	}
+	add(!s.Denied && s.Version < migrations.Newest(), NeedMigration, 0, 0)
+	denied := func(p UnreadablePart) bool { return p.Denied }
+	add(s.Denied || slices.ContainsFunc(s.Unreadable, denied), NeedGrant, 0, 0)
+	add(slices.ContainsFunc(s.Unreadable, func(p UnreadablePart) bool { return !p.Denied }), NeedRepair, 0, 0)
+	if o := s.Outbox; o != nil {
+		add(o.Stored > 0 && o.Holder == "", NeedRelay, o.Stored, o.Oldest)
+		add(o.Holder != "" && o.Oldest > outboxPatience, NeedBroker, o.Stored, o.Oldest)
+		add(o.OldestWriter > transactionPatience, NeedTransaction, 0, o.OldestWriter)
+		add(o.Refused+o.Waiting > 0, NeedRefused, o.Refused+o.Waiting, 0)
+		add(o.Dead > 0, NeedOutboxDead, o.Dead, o.OldestDead)
+	}
+	if i := s.Inbox; i != nil {
+		add(i.Overdue > patience, NeedConsumer, i.Retrying, i.Overdue)
+		add(i.Dead > 0, NeedDead, i.Dead, oldestDead(i))
+	}
+	if g := s.Sagas; g != nil {
+		add(g.Overdue > patience, NeedOrchestrator, 0, g.Overdue)
+		add(g.Stuck > 0, NeedStuck, g.Stuck, g.OldestStuck)
+		add(g.Paused > 0, NeedPaused, g.Paused, g.OldestPaused)
+		add(g.Held > 0, NeedHeld, g.Held, 0)
+	}
+	return all
+}
+
+// oldestDead returns how long ago the first of the dead letters was parked.
+func oldestDead(s *consumer.Stats) (oldest time.Duration) {
+	for i := range s.Parked {
+		if s.Parked[i].Dead {
+			oldest = max(oldest, s.Parked[i].Oldest)
+		}
+	}
+	return oldest
+}
