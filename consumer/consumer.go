@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -17,6 +18,7 @@ import (
 
 	"github.com/sagamill/sagamill/internal/drain"
 	"github.com/sagamill/sagamill/internal/guard"
+	"github.com/sagamill/sagamill/internal/inbox"
 	"github.com/sagamill/sagamill/internal/sqlschema"
 	"github.com/sagamill/sagamill/internal/testsignal"
 	"github.com/sagamill/sagamill/outbox"
@@ -261,4 +263,49 @@ func (c *Consumer) Handle(ctx context.Context, topic string, msg *message.Messag
 // HandlerFunc returns [Consumer.Handle] for topic as a watermill handler.
 func (c *Consumer) HandlerFunc(topic string) message.NoPublishHandlerFunc {
 	return func(msg *message.Message) error { return c.Handle(msg.Context(), topic, msg) }
+}
+
+// headerReader is a receiver without steps. It reads headers and knows no type.
+var headerReader = &receiver{maxPayload: math.MaxInt, formats: knownFormats}
+
+// Inspect reads a stored message as c reads it when the message is redriven, and reports the result. It calls the
+// decoder of the step, and Options.Verify for a message that was never verified. It enters no handler and changes
+// nothing. A nil Consumer reads headers alone. Package operator previews redrives with it.
+func (c *Consumer) Inspect(stored inbox.StoredMessage) inbox.Reading {
+	row := &parkedRow{
+		Kind: stored.Kind, Scope: stored.Scope, Key: stored.Key, Step: stored.Step, N: stored.N, Topic: stored.Topic, MessageID: []byte(stored.ID),
+		Payload: stored.Payload, Digest: stored.Digest, Reason: Reason(stored.Reason),
+	}
+	row.HeaderNames, row.HeaderValues = headerColumns(stored.Headers)
+	switch {
+	case c == nil:
+		return inspectHeaders(row)
+	case !c.takes(row):
+		return inbox.Reading{}
+	}
+	m, rejected := c.retrier.readAgain(row, row.message())
+	if rejected != nil {
+		cancels := row.Kind != unread && c.steps[row.Step].CancelParked
+		return inbox.Reading{Taken: true, CancelParked: cancels, Err: fmt.Errorf("%s: %w", rejected.reason, rejected.err)}
+	}
+	return inbox.Reading{
+		Taken: true, CancelParked: m.step.CancelParked,
+		Kind: m.kind, Identity: inbox.Identity{Scope: m.Scope, Key: m.Key, Step: m.Step, N: m.joinedN()}, Digest: m.digest,
+	}
+}
+
+// inspectHeaders reads row without any step: every type is unknown, which is no error here.
+func inspectHeaders(row *parkedRow) (r inbox.Reading) {
+	if _, rejected := headerReader.readMessage(row.Topic, row.message()); rejected.reason != ReasonTypeUnknown {
+		r.Err = fmt.Errorf("%s: %w", rejected.reason, rejected.err)
+	}
+	return r
+}
+
+// takes reports whether c retries row when row is redriven.
+func (c *Consumer) takes(row *parkedRow) bool {
+	if row.Kind == unread {
+		return slices.Contains(c.topics, row.Topic)
+	}
+	return c.steps[row.Step] != nil
 }

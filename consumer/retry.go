@@ -7,7 +7,6 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
-	"math"
 	"slices"
 	"sync"
 	"time"
@@ -466,48 +465,3 @@ dropped AS (DELETE FROM {schema}.parked p USING other
 UPDATE {schema}.parked p
 SET state = 'dead', kind = $3, scope = $7, key = $8, step = $9, n = $10, reason = $5, error = $6, stack = '', attempts = 0, last_at = clock_timestamp()
 FROM other WHERE NOT other.same AND p.id = $1 AND p.attempts = $2 AND p.state = 'retrying' AND p.kind = 'unknown'`
-
-// headerReader is a receiver without steps. It reads headers and knows no type.
-var headerReader = &receiver{maxPayload: math.MaxInt, formats: knownFormats}
-
-// Inspect reads a stored message as c reads it when the message is redriven, and reports the result. It calls the
-// decoder of the step, and Options.Verify for a message that was never verified. It enters no handler and changes
-// nothing. A nil Consumer reads headers alone. Package operator previews redrives with it.
-func (c *Consumer) Inspect(stored inbox.StoredMessage) inbox.Reading {
-	row := &parkedRow{
-		Kind: stored.Kind, Scope: stored.Scope, Key: stored.Key, Step: stored.Step, N: stored.N, Topic: stored.Topic, MessageID: []byte(stored.ID),
-		Payload: stored.Payload, Digest: stored.Digest, Reason: Reason(stored.Reason),
-	}
-	row.HeaderNames, row.HeaderValues = headerColumns(stored.Headers)
-	switch {
-	case c == nil:
-		return inspectHeaders(row)
-	case !c.takes(row):
-		return inbox.Reading{}
-	}
-	m, rejected := c.retrier.readAgain(row, row.message())
-	if rejected != nil {
-		cancels := row.Kind != unread && c.steps[row.Step].CancelParked
-		return inbox.Reading{Taken: true, CancelParked: cancels, Err: fmt.Errorf("%s: %w", rejected.reason, rejected.err)}
-	}
-	return inbox.Reading{
-		Taken: true, CancelParked: m.step.CancelParked,
-		Kind: m.kind, Identity: inbox.Identity{Scope: m.Scope, Key: m.Key, Step: m.Step, N: m.joinedN()}, Digest: m.digest,
-	}
-}
-
-// inspectHeaders reads row without any step: every type is unknown, which is no error here.
-func inspectHeaders(row *parkedRow) (r inbox.Reading) {
-	if _, rejected := headerReader.readMessage(row.Topic, row.message()); rejected.reason != ReasonTypeUnknown {
-		r.Err = fmt.Errorf("%s: %w", rejected.reason, rejected.err)
-	}
-	return r
-}
-
-// takes reports whether c retries row when row is redriven.
-func (c *Consumer) takes(row *parkedRow) bool {
-	if row.Kind == unread {
-		return slices.Contains(c.topics, row.Topic)
-	}
-	return c.steps[row.Step] != nil
-}
