@@ -32,7 +32,7 @@ func TestWhenTheLogIsReadAgain(t *testing.T) {
 			began := time.Now()
 			for _, n := range tt.reads {
 				began = time.Now()
-				l.noteRead(n)
+				l.noteRead(n, false)
 			}
 			if pause := l.lookAt.Sub(began); pause < tt.least || pause > tt.most+time.Since(began) {
 				t.Errorf("the log is read again after %v, want between %v and %v", pause, tt.least, tt.most)

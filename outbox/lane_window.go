@@ -67,16 +67,18 @@ type window struct {
 	*core
 	pages    []*page // in order
 	messages int     // in pages
-	settled  int     // messages that are settled, and that no checkpoint covers yet
 	bytes    int     // of their payloads
 	seq      uint64  // of the last page
 	movedAt  time.Time
+
+	settled      int // messages that are settled, and that no checkpoint covers yet
+	settledBytes int // of their payloads
 }
 
 // roomForLog returns how many messages may be read from the log, and how many bytes of payload
 // they may have, give or take a message.
 func (w *window) roomForLog() (messages, bytes int) {
-	messages, bytes = min(w.opts.Window-w.messages-w.settled, w.limits.page), w.opts.WindowBytes-w.bytes
+	messages, bytes = min(w.opts.Window-w.messages-w.settled, w.limits.page), w.opts.WindowBytes-w.bytes-w.settledBytes
 	if messages > 0 && bytes > 0 {
 		return messages, min(bytes, maxPageBytes)
 	}
@@ -100,7 +102,12 @@ func (w *window) currentPressure() pressure {
 
 // isFullWithSettled reports whether a checkpoint makes room.
 func (w *window) isFullWithSettled() bool {
-	return w.settled > 0 && w.messages+w.settled >= w.opts.Window
+	return w.settled > 0 && (w.messages+w.settled >= w.opts.Window || w.bytes+w.settledBytes >= w.opts.WindowBytes)
+}
+
+// hasManySettled reports whether a checkpoint would free a quarter of the window.
+func (w *window) hasManySettled() bool {
+	return w.settled > 0 && (w.settled >= w.opts.Window/4 || w.settledBytes >= w.opts.WindowBytes/4)
 }
 
 func (w *window) isFull() bool {

@@ -150,8 +150,11 @@ func (l *leader) goRounds(ctx, work context.Context) error {
 }
 
 // isFinished reports whether everything in flight is settled, or will not be because the broker
-// is away.
+// is away, and the checkpoint says so.
 func (l *leader) isFinished() bool {
+	if l.window.settled > 0 {
+		return false
+	}
 	return len(l.window.pages) == 0 || l.lanes.gaveUp() && l.window.pages[0].left.Load() > 0
 }
 
@@ -277,10 +280,12 @@ func (l *leader) readHeld(ctx context.Context) (int, error) {
 	return len(rows), err
 }
 
-// moveDelayed moves delayed messages that are due into the log, which is news.
+// moveDelayed moves delayed messages that are due into the log, which is news. So is a move that fails: its commit may
+// have been done.
 func (l *leader) moveDelayed(ctx context.Context) (int, error) {
+	failed := l.held.unmoved
 	moved, err := l.held.moveDelayed(ctx)
-	l.news = l.news || moved > 0
+	l.news = l.news || moved > 0 || l.held.unmoved > failed
 	return moved, err
 }
 
@@ -296,14 +301,16 @@ func (l *leader) readLog(ctx context.Context) (int, error) {
 	defer cancel()
 	batch := l.newReadBatch()
 	confirm := l.settler.queueDueCheckpoint(batch)
+	l.held.unlooked = l.held.unlooked || l.news
 	takeLook := l.held.queueLook(batch)
 	rows, after, err := l.log.readPage(ctx, batch, room, bytes)
 	if err != nil {
 		return 0, fmt.Errorf("outbox: %w", err)
 	}
 	takeLook(now)
+	goesOn := l.log.backlog
 	l.log.backlog = len(rows) == room || !l.log.isCaughtUp()
-	l.noteRead(len(rows))
+	l.noteRead(len(rows), goesOn)
 	l.news = false
 	if len(rows) > 1 && !l.log.backlog {
 		// Many are writing. A read for each commit would cost them more than the little that
@@ -324,14 +331,18 @@ const (
 )
 
 // noteRead settles when the log is read again without news, after a read of n messages. A relay that hears of commits
-// rests. One that does not polls at growing intervals.
-func (l *leader) noteRead(n int) {
+// rests. One that does not polls at growing intervals. A read that goes on with what an earlier one has begun says
+// nothing about news.
+func (l *leader) noteRead(n int, goesOn bool) {
 	now := time.Now()
 	l.idle++
 	if n > 0 {
 		l.idle = 0
-		if l.unheard++; l.news {
+		switch {
+		case l.news:
 			l.unheard = 0
+		case !goesOn:
+			l.unheard++
 		}
 		if l.unheard > 1 { // one may have come just ahead of its news
 			l.mute = now.Add(mutePatience)
@@ -342,7 +353,7 @@ func (l *leader) noteRead(n int) {
 		pause = backoff.Policy{Base: l.opts.PollMin, Cap: min(l.opts.PollMax, mutePoll)}.Ceiling(l.idle)
 	}
 	l.lookAt = now.Add(pause)
-	if l.news && l.held.lookAt.Before(l.lookAt) { // the commit may have brought a delayed message
+	if l.held.unlooked && l.held.lookAt.Before(l.lookAt) { // the commit may have brought a delayed message
 		l.lookAt = l.held.lookAt
 	}
 }
@@ -381,7 +392,7 @@ func (l *leader) nextPause(ctx context.Context, n int) (time.Duration, <-chan st
 	case l.failures > 0:
 		return failurePolicy.Wait(l.failures), nil
 	case l.window.isFull() || ctx.Err() != nil:
-		return l.opts.PollMax, nil // for the broker
+		return min(l.opts.PollMax, l.limits.stall), nil // for the broker
 	case l.log.backlog:
 		return 0, nil
 	case linger > 0:

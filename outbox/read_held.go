@@ -39,6 +39,8 @@ type heldReader struct {
 	log    *logReader
 
 	lookAt    time.Time // no look before: see queueLook
+	unlooked  bool      // news have come since the last look
+	vain      int       // looks in a row that brought no result
 	exist     bool      // there may be refused messages, as of the last look
 	retryAt   time.Time // when to look for refused messages that are due
 	retrying  bool      // a page of them is in flight: no message is in two
@@ -58,7 +60,7 @@ func (h *heldReader) roomForHeld() int {
 
 // bytesForHeld is roomForHeld for the bytes of their payloads, give or take a message.
 func (h *heldReader) bytesForHeld() int {
-	return min(maxPageBytes, h.opts.WindowBytes-h.window.bytes, max(1, h.opts.WindowBytes/2))
+	return min(maxPageBytes, h.opts.WindowBytes-h.window.bytes-h.window.settledBytes, max(1, h.opts.WindowBytes/2))
 }
 
 // lookSoon makes the next round look for refused messages that are due.
@@ -70,35 +72,38 @@ func (h *heldReader) queueLook(batch *pgx.Batch) (take func(began time.Time)) {
 	if time.Now().Before(h.lookAt) {
 		return func(time.Time) {}
 	}
-	h.lookAt = time.Now().Add(lookRetry) // a look that fails must not fail each read of the log
+	h.vain++ // a look that fails must not fail each read of the log
+	h.lookAt = time.Now().Add(failurePolicy.Ceiling(h.vain))
 	var exist bool
 	var delay *float64 // seconds until the next delayed message is due
 	batch.Queue(h.sql.lookForHeld).QueryRow(func(found pgx.Row) error { return found.Scan(&exist, &delay) })
 	return func(began time.Time) {
 		now := time.Now()
+		h.unlooked, h.vain = false, 0
 		h.exist = h.exist && h.retrying || exist
 		h.lookAt = now.Add(h.pauseAfterLook(now.Sub(began)))
 		switch {
 		case delay == nil:
-			h.moveAt = now.Add(noneDelayed)
+			h.moveAt, h.unmoved = now.Add(noneDelayed), 0
 		case h.unmoved == 0:
 			h.moveAt = began.Add(time.Duration(*delay * float64(time.Second)))
 		}
 	}
 }
 
-// lookRetry is the pause after a look that fails.
-const lookRetry = 5 * time.Second
-
 // noneDelayed is when there is nothing to move: the next look says when there is.
 const noneDelayed = 100 * 365 * 24 * time.Hour
 
-// nextStep returns when there is something to read or to move, as far as is known.
+// nextStep returns when there is something to read, to move or to promote, as far as is known.
 func (h *heldReader) nextStep() time.Time {
-	if h.exist && h.retryAt.Before(h.moveAt) {
-		return h.retryAt
+	next := h.moveAt
+	if h.exist && !h.retrying && h.retryAt.Before(next) {
+		next = h.retryAt
 	}
-	return h.moveAt
+	if h.promoted != "" && h.promoteAt.Before(next) { // some keys are still to be looked at
+		next = h.promoteAt
+	}
+	return next
 }
 
 // readDue reads refused messages that are due, and the messages that wait behind them. Messages
@@ -112,10 +117,10 @@ func (h *heldReader) readDue(ctx context.Context) ([]row, error) {
 	defer cancel()
 	began := time.Now()
 	list, err := h.listDueFairly(ctx)
+	h.retryAt = time.Now().Add(h.pauseAfterLook(time.Since(began)))
 	if err != nil {
 		return nil, err
 	}
-	h.retryAt = time.Now().Add(h.pauseAfterLook(time.Since(began)))
 	if len(list.entries) == 0 {
 		return nil, nil
 	}
@@ -151,13 +156,12 @@ func (h *heldReader) promoteWaiting(ctx context.Context) (int, error) {
 		_, err := pgx.ForEachRow(rows, []any{&keys, &last}, func() error { return nil })
 		return err
 	}, h.sql.promotePage, h.promoted, h.limits.first)
+	h.promoteAt = time.Now().Add(h.pauseAfterLook(time.Since(began)))
 	if err != nil {
 		return 0, fmt.Errorf("outbox: promote waiting messages: %w", err)
 	}
-	if keys < h.limits.first {
+	if h.promoted = last; keys < h.limits.first {
 		h.promoted, h.promoteAt = "", time.Now().Add(h.limits.promote)
-	} else {
-		h.promoted, h.promoteAt = last, time.Now().Add(h.pauseAfterLook(time.Since(began)))
 	}
 	return 0, failpoint.Hit("outbox/after-promote")
 }

@@ -49,10 +49,10 @@ type settlement struct {
 // held of them is written at once, with a checkpoint. After an error it can be called again.
 func (s *settler) notePages(ctx context.Context, pages []*page) (noted settlement, err error) {
 	noted.through = pages[len(pages)-1].seq
-	after, messages := s.at, 0
+	after, messages, bytes := s.at, 0, 0
 	for _, p := range pages {
 		noted.exceptional = noted.exceptional || p.isExceptional()
-		messages += len(p.items)
+		messages, bytes = messages+len(p.items), bytes+p.bytes
 		if !p.held {
 			after = p.after
 		}
@@ -67,13 +67,14 @@ func (s *settler) notePages(ctx context.Context, pages []*page) (noted settlemen
 	if s.window.settled == 0 {
 		s.since = time.Now()
 	}
-	s.at, s.window.settled = after, s.window.settled+messages
+	s.at = after
+	s.window.settled, s.window.settledBytes = s.window.settled+messages, s.window.settledBytes+bytes
 	return noted, nil
 }
 
 // noteWritten notes that the checkpoint is written.
 func (s *settler) noteWritten() error {
-	s.window.settled = 0
+	s.window.settled, s.window.settledBytes = 0, 0
 	return failpoint.Hit("outbox/after-checkpoint")
 }
 
@@ -85,7 +86,7 @@ func (s *settler) isUnwrittenFor(d time.Duration) bool {
 // queueDueCheckpoint adds the checkpoint to batch if it is due. After the batch, the function says whether another relay
 // has taken over.
 func (s *settler) queueDueCheckpoint(batch *pgx.Batch) (confirm func() error) {
-	if !s.isUnwrittenFor(checkpointPause) && s.window.settled < s.opts.Window/4 {
+	if !s.isUnwrittenFor(checkpointPause) && !s.window.hasManySettled() {
 		return func() error { return nil }
 	}
 	batch.Queue(s.sql.asynchronous)

@@ -1,0 +1,162 @@
+package outbox
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// A move whose outcome is unknown may have moved everything. Messages that are delayed afterwards are moved all the same.
+func TestDelayedMessagesMoveAfterAMoveFailedAndNoneWereLeft(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	l := f.leader(t, RelayOptions{})
+	broken, cancel := context.WithCancel(t.Context())
+	cancel()
+	l.news = false
+	if _, err := l.moveDelayed(broken); err != nil || l.held.unmoved != 1 || !l.news {
+		t.Fatalf("%d moves have failed, %v, and the log is read: %v; want 1 and yes", l.held.unmoved, err, l.news)
+	}
+	look := func() {
+		t.Helper()
+		l.held.lookAt, l.news = time.Time{}, true
+		if _, err := l.readLog(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	look() // nothing is delayed
+	f.delay(t, "k", "1")
+	f.due(t)
+	look()
+	if n, err := l.moveDelayed(t.Context()); n != 1 || err != nil {
+		t.Errorf("moved %d messages, %v, and the next move is in %v; want 1", n, err, time.Until(l.held.moveAt))
+	}
+}
+
+// A relay that stops tries to write its checkpoint until the database takes it.
+func TestARelayStopsAfterItsCheckpointIsWritten(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	l := f.leader(t, RelayOptions{Lanes: 1})
+	f.write(t, msg("k", "1"))
+	f.publishPage(t, l, nil)
+	f.exec(t, "ALTER TABLE {schema}.outbox_cursor_0 RENAME TO away")
+	if _, err := l.doRound(t.Context(), true); err == nil || l.isFinished() {
+		t.Fatalf("the checkpoint: %v, and the relay has finished: %v; want an error, and a relay that goes on", err, l.isFinished())
+	}
+	f.exec(t, "ALTER TABLE {schema}.away RENAME TO outbox_cursor_0")
+	if _, err := l.doRound(t.Context(), true); err != nil || !l.isFinished() {
+		t.Fatalf("the checkpoint: %v, and the relay has finished: %v; want a relay that has", err, l.isFinished())
+	}
+	if at, _, err := l.readCheckpoint(t.Context(), f.pool); err != nil || at.newestSnapshot().text != l.settler.at.newestSnapshot().text {
+		t.Errorf("the checkpoint is %+v, %v; want %+v", at, err, l.settler.at)
+	}
+}
+
+// News without a look bring one as soon as a look may be, however many pages are read meanwhile: a commit with many
+// messages may have brought a delayed one.
+func TestALookForDelayedMessagesFollowsNewsOfManyPages(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	l := f.leader(t, RelayOptions{PollMax: time.Hour})
+	l.listens.Store(true)
+	l.limits.small, l.limits.page = 2, 2
+	for range 7 {
+		f.write(t, msg("k", "1"))
+	}
+	l.held.lookAt = time.Now().Add(time.Minute)
+	for pages := 1; ; pages++ {
+		if _, err := l.readLog(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if !l.log.backlog {
+			if pages < 3 {
+				t.Fatalf("read %d pages, want some", pages)
+			}
+			break
+		}
+	}
+	if !l.lookAt.Equal(l.held.lookAt) {
+		t.Errorf("the log is read again in %v, want the look in %v to go with it", time.Until(l.lookAt), time.Until(l.held.lookAt))
+	}
+	if !l.mute.IsZero() {
+		t.Error("the pages of one commit that was heard of count as commits without news")
+	}
+}
+
+// What a kill publishes again is bounded in bytes too.
+func TestSettledMessagesCountInTheWindowsBytes(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	l := f.leader(t, RelayOptions{Lanes: 1, WindowBytes: 10})
+	f.write(t, msg("k", "12345"))
+	f.publishPage(t, l, nil)
+	if _, err := l.settlePages(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if _, bytes := l.window.roomForLog(); bytes != 5 || l.window.settled != 1 {
+		t.Errorf("%d messages are settled without a checkpoint, and there is room for %d bytes; want 1 and 5", l.window.settled, bytes)
+	}
+	f.write(t, msg("k", "67890"))
+	f.publishPage(t, l, nil)
+	if l.window.settledBytes != 0 {
+		t.Errorf("the checkpoint of %d bytes has not gone with the read", l.window.settledBytes)
+	}
+	if _, err := l.settlePages(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	l.window.settledBytes = 10
+	if !l.window.isFullWithSettled() {
+		t.Error("settled messages that fill the window are not written")
+	}
+}
+
+// A relay whose retries are in flight, or whose window is full, waits for the broker: neither without a pause, nor beyond
+// the time after which a few more messages are read.
+func TestTheWaitForTheBroker(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	l := newLeader(f.relay(t, RelayOptions{PollMax: time.Hour}), tenure{}, nil)
+	l.lookAt, l.held.moveAt = time.Now().Add(time.Hour), time.Now().Add(time.Hour)
+	l.held.lookSoon()
+	l.held.retrying = true
+	if wait, _ := l.nextPause(t.Context(), 0); wait < time.Minute {
+		t.Errorf("with retries in flight the relay waits %v, want until they are decided", wait)
+	}
+	l.window.messages = l.opts.Window
+	if wait, _ := l.nextPause(t.Context(), 0); wait != stallTimeout {
+		t.Errorf("with a full window the relay waits %v, want %v", wait, stallTimeout)
+	}
+}
+
+// While keys with waiting messages are still to be looked at, the relay does not rest until PollMax.
+func TestARoundOfPromotionsGoesOn(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	l := f.leader(t, RelayOptions{PollMax: time.Hour})
+	l.lookAt, l.held.moveAt = time.Now().Add(time.Hour), time.Now().Add(time.Hour)
+	l.limits.first = 1
+	f.hold(t, 2, "waiting", "0")
+	if _, err := l.held.promoteWaiting(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if wait, _ := l.nextPause(t.Context(), 0); wait > maxLookPause {
+		t.Errorf("the next keys are looked at in %v, want %v at most", wait, maxLookPause)
+	}
+}
+
+// A look that brings no result is repeated soon at first: the database may have been away for a moment.
+func TestAFailedLookIsRepeated(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	l := newLeader(f.relay(t, RelayOptions{}), tenure{}, nil)
+	for _, most := range []time.Duration{failurePolicy.Base, 2 * failurePolicy.Base} {
+		l.held.lookAt = time.Time{}
+		l.held.queueLook(&pgx.Batch{})
+		if wait := time.Until(l.held.lookAt); wait > most {
+			t.Errorf("the look is repeated in %v, want %v at most", wait, most)
+		}
+	}
+}
