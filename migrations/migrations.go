@@ -142,7 +142,7 @@ func (s set) migrateDown(ctx context.Context, databaseURL, schema string, versio
 	return s.withConnection(ctx, databaseURL, schema, func(conn *pgx.Conn, schema string) error {
 		switch _, err := s.readState(ctx, conn, schema); {
 		case isNeverMigrated(err):
-			return fmt.Errorf("migrations: schema %s has had no migrations", schema)
+			return fmt.Errorf("migrations: schema %s has had no migrations: is it the right schema?", schema)
 		case errors.Is(err, errPreRelease):
 			return fmt.Errorf("migrations: schema %s: %w", schema, err)
 		}

@@ -57,6 +57,17 @@ rabbitmqctl set_user_limits 'it'\''s.pay' '{"max-connections":8,"max-channels":1
 	}
 }
 
+// The file that a person has at hand may be the other one, which a service says at /topology.
+func TestBrokerTellsADescriptionFromATopology(t *testing.T) {
+	t.Parallel()
+	file := topologyFile(t, `{"service": "pay", "steps": []}`)
+	var out bytes.Buffer
+	code := run(t.Context(), []string{"broker", "permissions", "-topology", file}, &out, &out)
+	if code != 1 || !strings.Contains(out.String(), "what a service says at /topology is for sagamill topology asyncapi") {
+		t.Errorf("%d %q", code, out.String())
+	}
+}
+
 func TestBrokerDeclare(t *testing.T) {
 	t.Parallel()
 	prefix := rabbittest.Name()

@@ -40,7 +40,7 @@ func TestInitRefuses(t *testing.T) {
 		"init Shop -replace " + root:       `"Shop" is not of the form`,
 		"init ../shop -replace " + root:    "is not of the form",
 		"init shop cart -replace " + root:  `"cart" is one word too many`,
-		"init taken -replace " + root:      "taken: file exists",
+		"init taken -replace " + root:      "taken: file exists: choose another NAME",
 		"init shop":                        "-replace where they are",
 		"init shop -replace " + dir:        "no sources of github.com/sagamill/sagamill",
 		"init shop -replace " + dir + "/x": "no sources of github.com/sagamill/sagamill",

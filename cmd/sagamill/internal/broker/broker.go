@@ -32,10 +32,13 @@ func Commands() []cli.Command {
 	}
 }
 
+// topologyForm shows what a file with a topology looks like.
+const topologyForm = `{"prefix": "shop.", "services": [{"name": "order", "publishes": ["…"], "listens": ["…"]}]}`
+
 // readTopology reads the file called name, or standard input for -.
 func readTopology(c *cli.Call, name string) (t rabbitmq.Topology, err error) {
 	if name == "" {
-		return t, errors.New(`say which with -topology: a file with {"prefix": "shop.", "services": [{"name": "order", "publishes": ["…"], "listens": ["…"]}]}`)
+		return t, errors.New("say which with -topology: a file with " + topologyForm)
 	}
 	in := c.Stdin
 	if name != "-" {
@@ -53,7 +56,9 @@ func readTopology(c *cli.Call, name string) (t rabbitmq.Topology, err error) {
 	if err == nil { // Unmarshal ignores mistyped members
 		known := json.NewDecoder(bytes.NewReader(text))
 		known.DisallowUnknownFields()
-		err = known.Decode(&rabbitmq.Topology{})
+		if err = known.Decode(&rabbitmq.Topology{}); err != nil {
+			err = fmt.Errorf("%w: it is not of the form %s; what a service says at /topology is for sagamill topology asyncapi", err, topologyForm)
+		}
 	}
 	if err == nil && len(t.Services) == 0 {
 		err = errors.New("there are no services in it")

@@ -112,7 +112,7 @@ func (c *Call) ParseFlags() error {
 		c.PrintHelp()
 	}
 	if err == nil && c.Flags.NArg() > 0 {
-		return fmt.Errorf("%q is not a flag", c.Flags.Arg(0))
+		return fmt.Errorf("%q is not a flag; -h lists the flags of %s", c.Flags.Arg(0), c.Command.Words)
 	}
 	return cmp.Or(err, c.environment)
 }
@@ -175,7 +175,10 @@ func (c *Call) findRunning(flag, variable string) (found devservices.Advertised,
 	}
 	switch len(running) {
 	case 0:
-		return found, fmt.Errorf("no %s: give -%s or set %s", what, flag, variable)
+		if c.IsGiven([]string{flag}) {
+			return found, fmt.Errorf("no %s: give -%s or set %s", what, flag, variable)
+		}
+		return found, fmt.Errorf("no %s: give -%s, set %s, or let sagamill dev run beside this command", what, flag, variable)
 	case 1:
 		fmt.Fprintf(c.Stderr, "sagamill: %s of the running %s\n", what, running[0].Program)
 		return running[0], nil

@@ -41,7 +41,7 @@ func initService(_ context.Context, c *cli.Call) error {
 		return err
 	}
 	if err := os.Mkdir(name, 0o777); err != nil {
-		return err // it names the directory
+		return fmt.Errorf("%w: choose another NAME", err) // it names the directory
 	}
 	if err := writeService(name, requirement); err != nil {
 		return errors.Join(err, os.RemoveAll(name))
