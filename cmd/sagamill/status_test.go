@@ -28,10 +28,10 @@ func TestStatusShowsAllSchemas(t *testing.T) {
 	contains(t, out,
 		`relay         "host\x1b[31m-1", its lease for 59m`, "more, epoch 7\n", "relay         none; the lease of host-2 is over since 1h", "epoch 8\n",
 		"inbox         1 retrying, 0 calling, the oldest for 2h0m, nothing is overdue; 3 dead: 2 terminal, 1 key-reused, the oldest for 2h0m\n",
-		"sagas         1 running, 0 compensating, the most silent for 4h0m; 1 stuck, the oldest for 4h0m; 1 paused, the oldest for 4h0m\n",
+		"sagas         1 running, 0 compensating, one unchanged for 4h0m; 1 stuck, the oldest for 4h0m; 1 paused, the oldest for 4h0m\n",
 		"needs a person:\n", "  payments  3 dead letters of steps: 2 terminal, 1 key-reused, the oldest for 2h0m", "sagamill dead list -schema payments\n",
 		"1 saga stuck, the oldest for 4h0m", "sagamill saga list -status stuck -schema orders\n", "sagamill saga list -status paused -schema orders\n")
-	if _, errs := sagamill(t, 1, "status", "-check", "-database", w.url); errs != "sagamill: 3 kinds of what needs a person\n" {
+	if _, errs := sagamill(t, 1, "status", "-check", "-database", w.url); errs != "sagamill: 3 lines under 'needs a person'\n" {
 		t.Errorf("-check says %q", errs)
 	}
 	if out, _ := sagamill(t, 0, "status", "-check", "-schema", "keys", "-database", w.url); strings.Contains(out, "orders") {
