@@ -26,7 +26,7 @@ func TestStatusShowsAllSchemas(t *testing.T) {
 	w.exec("UPDATE payments.outbox_relay SET holder = 'host-2', lease_until = now() - interval '1 hour', epoch = 8")
 	out, _ = sagamill(t, 0, "status", "-database", w.url)
 	contains(t, out,
-		`relay         "host\x1b[31m-1", its lease for 59m`, "more, epoch 7\n", "relay         none; the lease of host-2 is over since 1h", "epoch 8\n",
+		`relay         "host\x1b[31m-1", its lease for 59m`, "more, epoch 7\n", "relay         none; the lease of host-2 ended 1h", "epoch 8\n",
 		"inbox         1 retrying, 0 calling, the oldest for 2h0m, nothing is overdue; 3 dead: 2 terminal, 1 key-reused, the oldest for 2h0m\n",
 		"sagas         1 running, 0 compensating, one unchanged for 4h0m; 1 stuck, the oldest for 4h0m; 1 paused, the oldest for 4h0m\n",
 		"needs a person:\n", "  payments  3 dead letters of steps: 2 terminal, 1 key-reused, the oldest for 2h0m", "sagamill dead list -schema payments\n",

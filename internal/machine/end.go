@@ -26,7 +26,7 @@ func (m *Machine) Outcome(p *Progress) Phase {
 	return ""
 }
 
-// endPhase ends a phase that has nothing left to do. An instance with an OnEnd ends by the event EndDone instead.
+// endPhase ends the phase if no step is left in it. An instance with an OnEnd ends by the event EndDone instead.
 func (m *Machine) endPhase(p *Progress) {
 	outcome := m.Outcome(p)
 	if outcome != "" && (!m.plan.OnEnd || p.Back > 0) {
@@ -43,7 +43,7 @@ func (m *Machine) endInPhase(p *Progress, outcome Phase) {
 	m.endCompensation(p)
 }
 
-// noteEndCall takes the outcome of the call of OnEnd.
+// noteEndCall applies the outcome of a call of OnEnd: an EndDone, EndFailed or EndBroken.
 func (m *Machine) noteEndCall(p *Progress, e Event) error {
 	if err := m.checkTask(p, Task{Kind: OnEnd}); err != nil {
 		return err
