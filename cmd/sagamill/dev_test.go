@@ -41,7 +41,7 @@ func TestInitRefuses(t *testing.T) {
 		"init ../shop -replace " + root:    "is not of the form",
 		"init shop cart -replace " + root:  `"cart" is one word too many`,
 		"init taken -replace " + root:      "taken: file exists",
-		"init shop":                        "-replace where they are",
+		"init shop":                        "name their directory with -replace",
 		"init shop -replace " + dir:        "no sources of github.com/sagamill/sagamill",
 		"init shop -replace " + dir + "/x": "no sources of github.com/sagamill/sagamill",
 	} {

@@ -82,7 +82,7 @@ func TestStatusShowsSeveralDatabases(t *testing.T) {
 		"-schema nobody -database " + a.url + " -database " + b.url: "no tables of sagamill in schema nobody",
 		"-schema a;b -database " + a.url:                            `schema "a;b" must match`,
 		"-schema= -database " + a.url:                               "-schema has an empty name",
-		"-database " + a.url + " -database " + a.url:                "-database names one database twice",
+		"-database " + a.url + " -database " + a.url:                "-database names the same database twice",
 		"-database " + newTown(t).url:                               "no schema with tables of sagamill",
 		"-database=":                                                "no database",
 	} {
