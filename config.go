@@ -45,14 +45,15 @@ type Config struct {
 	Steps []consumer.Step // what the service does for sagas
 	Sagas []saga.Plan     // definitions of sagas that the service orchestrates
 
-	// Codecs read bodies that are no JSON, in Steps without Codecs of their own, such as protobuf.Codec. Default: none.
+	// Codecs, such as protobuf.Codec, read bodies that are not JSON. They are for Steps that set no Codecs themselves.
+	// Default: none.
 	Codecs []outbox.Codec
 
 	// Emits lists what the service sends besides commands of Sagas and what Steps list in their own Emits: messages of HTTP
 	// handlers, of local steps and of saga.Definition.OnEnd. It is for [Service.Topology] alone. Default: none.
 	Emits []outbox.Output
 
-	// CloudEvents makes the service send CloudEvents, and read those of others. Default: it does neither.
+	// CloudEvents makes the service send CloudEvents, and read CloudEvents of others. Default: it does neither.
 	CloudEvents *cloudevents.Options
 
 	// Migrations are the service's own tables: files named 001_name.sql and so on, in the root or in its only
@@ -107,7 +108,7 @@ func (c *Config) complete() error {
 	wrong(c.BrokerURL == "" && c.Prefix != "", "Prefix: it is for RabbitMQ, and needs BrokerURL")
 	wrong(c.Requests < 1 || c.Requests > 1024, "Requests: %d is not between 1 and 1024", c.Requests)
 	wrong(slices.Contains(c.Codecs, nil), "Codecs: one is nil")
-	wrong(c.CloudEvents != nil && (c.Consumer.Open != nil || c.Orchestrator.Consumer.Open != nil), "CloudEvents: it sets the option Open of Consumer and Orchestrator itself")
+	wrong(c.CloudEvents != nil && (c.Consumer.Open != nil || c.Orchestrator.Consumer.Open != nil), "CloudEvents: it sets the option Open of Consumer and Orchestrator; leave Open nil there")
 	wrong(slices.ContainsFunc(c.Emits, func(o outbox.Output) bool { return o.Topic == "" }), "Emits: one has no Topic")
 	c.Steps = slices.Clone(c.Steps)
 	for i := range c.Steps {

@@ -39,7 +39,7 @@ func (s *Service) Run(ctx context.Context) error {
 // those may call this very server. Then it finishes the requests in hand, for at most 30 s, and then the relay stops.
 func (s *Service) ListenAndServe(ctx context.Context, address string, handler http.Handler) error {
 	if s.started.Swap(true) {
-		return errRanBefore // and what the first call uses stays open
+		return errRanBefore // without Close: the first call still uses the service
 	}
 	listener, err := net.Listen("tcp", address) // before anything is started: the port may be taken
 	if err != nil {
@@ -58,7 +58,7 @@ func (s *Service) runAll(caller context.Context, listener net.Listener, handler 
 	group.Go(func() error {
 		if err := s.Prepare(ctx); err != nil {
 			if caller.Err() != nil {
-				return nil // it was stopped meanwhile, and some errors do not say so
+				return nil // the caller has stopped it; some errors do not say so
 			}
 			return err
 		}

@@ -126,8 +126,8 @@ func (s *Service) openPool() error {
 // closeGrace is how long Close waits for connections that are still in use.
 const closeGrace = 3 * time.Second
 
-// closePool closes the pool, which waits for its connections. A handler that ignores the end of its context may hold one
-// for ever: that connection is left behind, as its goroutine is.
+// closePool closes the pool and waits until its connections are returned, for closeGrace at most. A handler that ignores
+// the end of its context may keep a connection for ever: closePool returns an error and leaves it open.
 func (s *Service) closePool() error {
 	closed := make(chan struct{})
 	go func() {
@@ -140,7 +140,7 @@ func (s *Service) closePool() error {
 	case <-closed:
 		return nil
 	case <-timer.C:
-		return fmt.Errorf("sagamill: service %s: %d connections are still in use, by a handler that ignores the end of its context", s.config.Name, s.db.Stat().AcquiredConns())
+		return fmt.Errorf("sagamill: service %s: %d connections are still in use: a handler ignores the end of its context", s.config.Name, s.db.Stat().AcquiredConns())
 	}
 }
 
@@ -305,9 +305,9 @@ func (s *Service) Consumer() *consumer.Consumer { return s.consumer }
 // Orchestrator returns the orchestrator of the sagas, nil if there are none.
 func (s *Service) Orchestrator() *saga.Orchestrator { return s.orchestrator }
 
-// Topology returns a description of the messages that the service takes and sends, for sagamill topology asyncapi. It
-// has no secrets, but the hosts of the broker. Its version is that of the program's module. Nothing needs to run. An
-// error is one of [topology.Describe]. The caller must not change it.
+// Topology returns a description of the messages that the service receives and sends, for sagamill topology asyncapi.
+// It has the hosts of the broker and no secrets. Its version is that of the program's module. The service need not run.
+// An error is one of [topology.Describe]. The caller must not change the description.
 func (s *Service) Topology() (*topology.Service, error) { return s.describe() }
 
 func (s *Service) describeTopology() (*topology.Service, error) {

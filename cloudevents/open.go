@@ -62,7 +62,7 @@ func headerAttributes(msg *message.Message) map[string]string {
 	return attributes
 }
 
-// precedes reports whether header a counts, and not header b, of one attribute.
+// precedes reports whether header a counts rather than header b, if both have the same attribute.
 func precedes(a, b string) bool {
 	rank := func(header string) int {
 		return slices.IndexFunc(prefixes, func(prefix string) bool {
@@ -91,12 +91,12 @@ type document struct {
 	data        []byte
 }
 
-// isEvent reports whether d is the event with attributes: source and id name an event.
+// isEvent reports whether d is the event of attributes: an event is identified by source and id.
 func (d *document) isEvent(attributes map[string]string) bool {
 	return d.attributes["source"] == attributes["source"] && d.attributes["id"] == attributes["id"]
 }
 
-// applyTo makes msg the message in d, unless d could not be read.
+// applyTo makes msg the message in d. An err of reading d is returned as an [ErrInvalid].
 func (d *document) applyTo(msg *message.Message, err error) error {
 	if err != nil {
 		return fmt.Errorf("%w: %w", ErrInvalid, err)
@@ -148,7 +148,7 @@ func attributeText(value json.RawMessage) (string, error) {
 	return string(value), nil
 }
 
-// dataOf returns the data of a document. A JSON string is text, where the content type is not JSON.
+// dataOf returns the data of a document. If the content type is not JSON, data must be a string, which is the text.
 func dataOf(members map[string]json.RawMessage, contentType string) ([]byte, error) {
 	data, plain := members["data"]
 	encoded, inBase64 := members["data_base64"]

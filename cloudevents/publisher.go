@@ -41,7 +41,7 @@ var prefixes = []string{DefaultPrefix, "cloudEvents:", "ce_", "ce-"}
 // StructuredType is the content type of structured mode.
 const StructuredType = "application/cloudevents+json"
 
-// extensions are the attributes for headers of sagamill.
+// extensions are the attributes that carry headers of sagamill.
 var extensions = []struct{ attribute, header string }{
 	{"causationid", outbox.HeaderCausation},
 	{"correlationid", outbox.PropertyCorrelation},
@@ -110,8 +110,9 @@ func (p *publisher) wrapMessage(msg *message.Message) *message.Message {
 	return event
 }
 
-// attributesOf returns the attributes of a message, without datacontenttype. Those for headers of sagamill have no other
-// source: a header cloudEvents_sagamillreplyto, as of a handled event whose metadata are passed on, is left out.
+// attributesOf returns the attributes of a message, without datacontenttype. Attributes for headers of sagamill come
+// from those headers alone. A header cloudEvents_sagamillreplyto is dropped: it belongs to a handled event whose
+// metadata a handler has copied.
 func (p *publisher) attributesOf(msg *message.Message) map[string]string {
 	attributes := headerAttributes(msg)
 	maps.DeleteFunc(attributes, func(name, value string) bool { return value == "" || name == "time" })
@@ -131,7 +132,7 @@ func (p *publisher) attributesOf(msg *message.Message) map[string]string {
 	return attributes
 }
 
-// validName reports whether name can be the name of an attribute. The data are no attribute.
+// validName reports whether name can be the name of an attribute, which data is not.
 func validName(name string) bool {
 	return name != "" && name != "data" && strings.Trim(name, "abcdefghijklmnopqrstuvwxyz0123456789") == ""
 }
@@ -144,7 +145,7 @@ func encodeStructured(attributes map[string]string, contentType string, payload 
 	attribute := func(name, value string) {
 		text, err := json.Marshal(value)
 		if err != nil {
-			panic(err) // a string
+			panic(err) // a string can be encoded
 		}
 		fmt.Fprintf(&b, "%q:%s,", name, text)
 	}
@@ -166,14 +167,14 @@ func encodeStructured(attributes map[string]string, contentType string, payload 
 	return b.Bytes()
 }
 
-// isStrictJSON reports whether a document with payload in it can be opened, which a member given twice, or deep nesting,
-// would prevent.
+// isStrictJSON reports whether Open can read a document that contains payload. It cannot if payload has a member twice
+// or is nested too deeply.
 func isStrictJSON(payload []byte) bool {
 	var data json.RawMessage
 	return strictjson.Unmarshal(slices.Concat([]byte("["), payload, []byte("]")), &data) == nil && json.Valid(payload)
 }
 
-// isJSON reports whether data of a content type are JSON in an envelope. Without one they are.
+// isJSON reports whether an envelope has data of a content type as JSON. Data without a content type are JSON.
 func isJSON(contentType string) bool {
 	media, _, err := mime.ParseMediaType(contentType)
 	return contentType == "" || err == nil && (strings.HasSuffix(media, "/json") || strings.HasSuffix(media, "+json"))

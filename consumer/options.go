@@ -41,8 +41,8 @@ type Options struct {
 	Verify func(topic string, msg *message.Message) error
 
 	// Open takes a message out of its envelope, such as a CloudEvent: see package cloudevents. It changes msg, and is
-	// called before Verify. It may be called again for a message that it has opened. A message for which it fails is a
-	// dead letter, [ReasonUnopened], without an identity: when it is redriven, it is opened and verified again. Several
+	// called before Verify. It may be called again for a message that it has opened. If it fails, the message is a dead
+	// letter, [ReasonUnopened], without an identity. A redrive opens and verifies the message again. Several
 	// goroutines call it. Default: messages have no envelope.
 	Open func(msg *message.Message) error
 
@@ -60,24 +60,23 @@ type Options struct {
 // An Identity returns the scope, the key and the n of a message that has no [outbox.HeaderKey]. With the name of its
 // step they are what the inbox dedupes by. n may be empty; it tells messages of one key to one step apart.
 //
-// What is sent once must have one identity, however often it is delivered. What is sent twice must have two. A
-// message that shares its identity with another one is lost as a duplicate if their payloads are equal, and is a dead
-// letter, [ReasonKeyReused], if they differ. A message that changes its identity between two deliveries is handled
-// twice.
+// A message must have the same identity in each delivery, and two messages must have different ones. Otherwise the
+// second message is lost as a duplicate if the payloads are equal, or is a dead letter, [ReasonKeyReused], if they
+// differ. A message whose identity changes between two deliveries is handled twice.
 //
 // An error, a panic, or an identity outside the limits makes the message a dead letter, [ReasonIdentity]. The scope is
 // 1 to [outbox.MaxScope] printable bytes. The key is 1 to 255 printable ASCII characters. n is at most 64 of
-// A-Z a-z 0-9 . _ - and does not begin with a dot. A redriven dead letter is named again.
+// A-Z a-z 0-9 . _ - and does not begin with a dot. Identity is called again for a redriven dead letter.
 //
-// A message with a usable identity gets the headers of sagamill, which its retries and its dead letter keep. Without a
-// type it gets the type of the only input on its topic. Without a timestamp in RFC 3339, and without a UUIDv7, its age
-// is counted from this arrival: the broker must not redeliver it after a [Sweeper] has removed the row of its step.
+// A message with a usable identity gets the headers of sagamill, which its retries and its dead letter keep. If it has
+// no type, it gets the type of the only input on its topic. If it has neither a timestamp in RFC 3339 nor a UUIDv7, its
+// age is counted from this arrival: the broker must not redeliver it after a [Sweeper] has removed the row of its step.
 //
-// Messages without headers of sagamill run beside each other in several lanes, also those of one key. Those for a
-// [Step] that is Ordered run one after the other.
+// Messages without headers of sagamill run in parallel, even if they have the same key. Those for a [Step] that is
+// Ordered run one after the other.
 type Identity func(msg *message.Message) (scope, key, n string, err error)
 
-// IdentityFromUUID is for publishers that send a message again under the UUID that it had.
+// IdentityFromUUID is for publishers that keep the UUID when they send a message again.
 func IdentityFromUUID(scope string) Identity {
 	return func(msg *message.Message) (string, string, string, error) {
 		if msg.UUID == "" {
@@ -100,7 +99,7 @@ func IdentityFromMetadata(scope, name string) Identity {
 }
 
 // IdentityFromPayload is for JSON payloads with a key in the member at path, such as "order.id". The member is a
-// string or a number, which counts as it is written: 1 and 1.0 are two keys.
+// string or a number. Numbers are compared as text: 1 and 1.0 are two keys.
 func IdentityFromPayload(scope, path string) Identity {
 	return func(msg *message.Message) (string, string, string, error) {
 		value := json.RawMessage(msg.Payload)

@@ -95,7 +95,8 @@ func (r *receiver) receiveAgain(topic string, msg *message.Message) (*received, 
 // envelopeRoom is how large an envelope may be besides the payload in it, which may be in base64.
 const envelopeRoom = 4 * outbox.MaxHeaderBytes
 
-// openEnvelope calls Options.Open. An envelope without room for an acceptable payload is left to readVerified.
+// openEnvelope calls Options.Open. It does not open an envelope whose payload must be too large: readVerified rejects
+// it.
 func (r *receiver) openEnvelope(msg *message.Message) *rejection {
 	if r.open == nil || (len(msg.Payload)-envelopeRoom)/2 > r.maxPayload {
 		return nil
@@ -163,8 +164,8 @@ func (r *receiver) readVerified(topic string, msg *message.Message) (*received, 
 	return m, nil
 }
 
-// identifyForeign gives msg the headers of sagamill if it has none and Options.Identity names it. A payload over the
-// limit is left to readVerified, so that Identity need not look at it.
+// identifyForeign calls Options.Identity for a message without headers of sagamill, and sets the headers. It does not
+// call Identity for a payload over the limit: readVerified rejects it.
 func (r *receiver) identifyForeign(topic string, msg *message.Message) *rejection {
 	if !r.isForeign(msg) || len(msg.Payload) > r.maxPayload {
 		return nil
@@ -195,19 +196,19 @@ func (r *receiver) identifyForeign(topic string, msg *message.Message) *rejectio
 	return nil
 }
 
-// headerOwnType has the type of a foreign message that is routed by another one; "": it had none.
+// headerOwnType keeps the type with which a foreign message came if another type routes it. "" means it came without one.
 const headerOwnType = "x-sagamill-own-type"
 
-// isForeign reports whether Options.Identity names msg.
+// isForeign reports whether msg has no step key and Options.Identity is set.
 func (r *receiver) isForeign(msg *message.Message) bool {
 	_, named := msg.Metadata[outbox.HeaderKey]
 	return !named && r.identity != nil
 }
 
-// checkIdentity returns an error that names the part of an identity that is outside its limits. It does not repeat
-// the part, which may hold anything.
+// checkIdentity returns an error that names the part of an identity that is outside its limits. The error does not
+// quote the part, which may contain anything.
 func checkIdentity(scope, key, n string) error {
-	if !usableScope(scope) {
+	if !isUsableScope(scope) {
 		return fmt.Errorf("the scope must be 1 to %d printable bytes", outbox.MaxScope)
 	}
 	if strings.HasPrefix(n, ".") {
@@ -216,15 +217,15 @@ func checkIdentity(scope, key, n string) error {
 	return stepkey.Key{Key: key, Step: foreignStep, N: n}.Check()
 }
 
-func usableScope(scope string) bool {
+func isUsableScope(scope string) bool {
 	return scope != "" && len(scope) <= outbox.MaxScope && cleantext.Printable(scope)
 }
 
 // foreignStep is the step in the key of a message that belongs to no step of this consumer.
 const foreignStep = "unknown"
 
-// routeForeign returns the type with which a message on topic is routed, and the name of its step. A message without
-// a type belongs to the only input on the topic. That of [FromWatermill] takes any type, if it is the only one.
+// routeForeign returns the type by which a message on topic is routed, and the name of its step. A message without a
+// type belongs to the only input on the topic. The input of [FromWatermill] takes any type if it is the only one there.
 func (r *receiver) routeForeign(topic, typ string) (routed, step string) {
 	if to, ok := r.routes[routeKey{topic, typ}]; ok {
 		return typ, to.step.Name
@@ -273,7 +274,7 @@ func (r *receiver) readAddress(topic string, msg *message.Message) (*received, *
 	if scope == "" {
 		return reject(ReasonScopeMissing, "header %s is missing or empty", outbox.HeaderScope)
 	}
-	if !usableScope(scope) {
+	if !isUsableScope(scope) {
 		return reject(ReasonScopeMalformed, "header %s must be at most %d printable bytes", outbox.HeaderScope, outbox.MaxScope)
 	}
 	typ := header(outbox.PropertyType)

@@ -120,7 +120,7 @@ func (t *retrier) runLoop(ctx, work context.Context) {
 	}
 }
 
-// awaitRetry waits for so long, or until a message may be due earlier. After a failure only time ends the wait.
+// awaitRetry waits for wait, or less if a message may be due earlier. After a failure only time ends the wait.
 func (t *retrier) awaitRetry(ctx context.Context, wait time.Duration, failed bool) {
 	retries := t.retries
 	if failed {
@@ -153,7 +153,7 @@ func (t *retrier) takeDueMessages(ctx context.Context, w *workerPool) (rows []pa
 		}
 		rows = append(rows, taken...)
 	}
-	if len(rows) == 0 { // they belong to other consumers, or wait for a message of their key
+	if len(rows) == 0 { // due messages belong to other consumers, or wait for a message of their key
 		return nil, min(t.poll, foreignPoll), nil
 	}
 	return rows, 0, nil

@@ -98,9 +98,9 @@ func (r *router) newBoardEntry(topic string, msg *message.Message) boardEntry {
 	return e
 }
 
-// foreignQueue begins the names of the queues of foreign messages. Such a message gets its key in a lane, behind
-// Options.Verify. So each has a queue, and a handler that hangs holds up no other one. Those for an ordered step share
-// one, since any two of them may have one key.
+// foreignQueue begins the names of the queues of foreign messages. Such a message gets its key in a lane, after
+// Options.Verify. So each has its own queue, and a handler that hangs delays no other message. Those for an ordered step
+// share one queue, since any two of them may have the same key.
 const foreignQueue = "\x00\x00"
 
 // A board holds deliveries until a lane takes them. The deliveries of one scope and key go to one lane at a time, in

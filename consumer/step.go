@@ -205,7 +205,7 @@ func keepPayload(_ outbox.Codec, payload []byte) (any, error) { return payload, 
 
 // FromWatermill returns a step that hands the messages of topic to h, a handler for a watermill Router. h gets a copy
 // of the message, with its payload as it came, in any content type. It may ack or not: the step acks after COMMIT. A
-// nack, an error or a panic fails the attempt. h may write to the database in the step's transaction: see [TxFrom].
+// nack, an error or a panic makes the attempt fail. h may write to the database in the step's transaction: see [TxFrom].
 //
 // The step is Single, since h was written to act outside a transaction: such an act can happen twice, as it could in a
 // Router. Set the other fields of the Step as they are needed. Messages without headers of sagamill need
@@ -224,11 +224,11 @@ func FromWatermill(name, topic string, h message.NoPublishHandlerFunc) Step {
 // FromWatermillHandler is [FromWatermill] for a handler that produces messages. They go through the outbox to
 // publishTopic, if and only if the transaction commits.
 //
-// A produced message is of the saga of the handled one, and its n is a digest of the step, of the handled message's n
-// and of its place among those produced. Its metadata become headers, except those that the outbox sets: the UUID is
-// new, and trace headers and correlation id are those of the handled message unless h has set others. Headers that
-// belong to the handled message are not passed on: x-sagamill-…, and attributes of its CloudEvent. Its type is
-// publishTopic unless h has set another than that of the handled message. The step's Emits names publishTopic.
+// A produced message belongs to the saga of the handled one. Its n is a digest of the step, of the handled message's n
+// and of its place among the produced messages. Its metadata become headers, except those that the outbox sets: the
+// UUID is new, and trace headers and correlation id are those of the handled message unless h has set others. Headers
+// about the handled message alone are dropped: x-sagamill-…, and attributes of its CloudEvent. Its type is publishTopic,
+// unless h has set a type that differs from the handled message's. The step's Emits names publishTopic.
 func FromWatermillHandler(name, topic, publishTopic string, h message.HandlerFunc) Step {
 	in := Input{Topic: topic, Type: topic, raw: true, anyType: true, decode: keepPayload}
 	if h != nil && publishTopic != "" {
@@ -264,7 +264,7 @@ func runWatermillHandler(ctx context.Context, tx pgx.Tx, d *Delivery, h message.
 	}
 }
 
-// restoreOwnType gives a foreign message the type back that it came with, if it was routed by another one.
+// restoreOwnType sets the type with which a foreign message came, if another type has routed it.
 func restoreOwnType(metadata message.Metadata) {
 	own, routed := metadata[headerOwnType]
 	if !routed {
@@ -311,8 +311,8 @@ func producedMessage(d *Delivery, topic string, place int, msg *message.Message)
 	return m
 }
 
-// belongsToHandled reports whether a header says something about the handled message alone, such as where to reply, or
-// the id of its CloudEvent. A handler that passes all metadata on does not mean such a header for what it produces.
+// belongsToHandled reports whether a header is about the handled message alone, such as where to reply, or the id of its
+// CloudEvent. A handler that copies all metadata does not intend such a header for the messages that it produces.
 func belongsToHandled(d *Delivery, name, value string) bool {
 	lower := strings.ToLower(name)
 	return strings.HasPrefix(lower, "x-sagamill-") || strings.HasPrefix(lower, "cloudevents_") && d.Metadata[name] == value

@@ -76,7 +76,7 @@ func (d *Decision) validate() error {
 	case !known:
 		return fmt.Errorf("there is no verb %.40q", d.Verb)
 	case strings.TrimSpace(d.By) == "" || strings.TrimSpace(d.Why) == "":
-		return errors.New("it must be said who decides, and why")
+		return errors.New("By and Why are required: who decides, and why")
 	case d.Step != "" && !takes:
 		return errors.New("it is about the instance as a whole, not about a step")
 	case d.Step == "" && takes && d.Verb != VerbRetry:
@@ -121,11 +121,11 @@ type stepUnknownError struct {
 }
 
 func (e *stepUnknownError) Error() string {
-	return fmt.Sprintf("there is no step %.70q in %s, version %d: there are %s", e.step, e.saga, e.version, strings.Join(e.names, ", "))
+	return fmt.Sprintf("there is no step %.70q in %s, version %d: its steps are %s", e.step, e.saga, e.version, strings.Join(e.names, ", "))
 }
 
-// complete adds the person and the reason of the Options to d, and returns an error unless d is valid then.
-func (n *Instances) complete(d *Decision) error {
+// completeDecision adds the person and the reason of the Options to d, and returns an error unless d is valid then.
+func (n *Instances) completeDecision(d *Decision) error {
 	d.By, d.Why = cmp.Or(d.By, n.by), cmp.Or(d.Why, n.why)
 	if err := d.validate(); err != nil {
 		return fmt.Errorf("operator: %s: %w", d.Verb, err)
@@ -140,7 +140,7 @@ func (n *Instances) complete(d *Decision) error {
 // After an error nothing has changed, unless it is PostgreSQL's error of COMMIT. Other errors are
 // [saga.ErrNoInstance], [ErrAmbiguous], [ErrPlanUnknown], [ErrRefused], or name what is invalid in d.
 func (n *Instances) Decide(ctx context.Context, at saga.Address, d Decision) (is Instance, err error) {
-	if err := n.complete(&d); err != nil {
+	if err := n.completeDecision(&d); err != nil {
 		return is, err
 	}
 	err = n.commitChange(ctx, func(tx pgx.Tx) error {
@@ -195,8 +195,8 @@ func (n *Instances) moveRow(ctx context.Context, db sagarow.Querier, plans *plan
 	return m, nil
 }
 
-// checkNested returns an [ErrRefused] if d would settle a step while the saga nested in it
-// still runs: that one would never be compensated.
+// checkNested returns an [ErrRefused] if e would settle a step while the saga nested in it
+// still runs: the nested saga would never be compensated.
 func (n *Instances) checkNested(ctx context.Context, db sagarow.Querier, i *sagarow.Row, m *machine.Machine, e machine.Event) error {
 	if e.Kind != machine.Skip && e.Kind != machine.Reject || m.Step(e.Step).Kind != machine.Nested {
 		return nil
@@ -236,8 +236,8 @@ func (n *Instances) storeDecision(ctx context.Context, tx pgx.Tx, i *sagarow.Row
 	return err
 }
 
-// faultOf returns the error that keeps orchestrators from continuing i, and "" if there is none:
-// the reason in the row if the progress has another one.
+// faultOf returns the error that keeps orchestrators from continuing i, or "". It is the reason in
+// the row if the progress gives another status or reason.
 func faultOf(i *sagarow.Row, m *machine.Machine) string {
 	if status, reason := sagarow.StatusOf(m, &i.Progress); status == i.Status && reason == i.Reason {
 		return ""

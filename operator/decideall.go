@@ -20,11 +20,11 @@ import (
 	"github.com/sagamill/sagamill/saga"
 )
 
-// Decisions count what [Instances.DecideAll] has made of instances, or what it would make of them.
+// Decisions counts instances by what [Instances.DecideAll] did with them, or would do.
 type Decisions struct {
-	Decided int            // they have moved, and the journal of each has an entry
+	Decided int            // they took the decision, and the journal of each has an entry
 	Refused map[string]int // by reason: the decision would break the saga, or has no effect. At most 50 reasons
-	Moved   int            // they moved on after they had been picked: the filter does not pick them any more, or they refuse the decision now
+	Moved   int            // they moved on after they were read: the filter no longer picks them, or they now refuse the decision
 	Busy    int            // their rows were locked for longer than a second
 }
 
@@ -53,8 +53,8 @@ func (d *Decisions) addRefusal(reason string) {
 
 // DecideOptions change [Instances.DecideAll]. The zero value is usable.
 type DecideOptions struct {
-	// Rate is a limit in instances per second; default: none. An orchestrator sends what follows as fast as it can, so
-	// that this limit is what protects participants.
+	// Rate is a limit in instances per second; default: none. Orchestrators send the resulting commands as fast as they
+	// can: only this limit protects participants.
 	Rate float64
 
 	// Progress is called after each page of at most 500 instances with the counts so far. Default: none.
@@ -69,10 +69,11 @@ type DecisionPreview struct {
 
 // DecideAll applies d to each instance that filter picks and that is not refused, as [Instances.Decide] does: one
 // transaction for each, with an entry in its journal. It decides about live instances that began before the call, nested
-// ones too, page by page in the order of their addresses. Under the lock of an instance filter has to pick it still.
+// ones too, page by page in the order of their addresses. An instance that filter no longer picks once it is locked is
+// left alone.
 //
-// When ctx ends, DecideAll ends between two instances and returns the error of ctx with the counts. After another error
-// the decision in hand may have committed. Repeat the call with a filter that leaves out what has moved, such as
+// When ctx ends, DecideAll ends between two instances and returns the error of ctx with the counts. After any other
+// error the last decision may have committed. Repeat the call with a filter that leaves out what has moved, such as
 // InstanceFilter.Silent. Its error is an [ErrInvalid] for a filter or options that make no sense.
 func (n *Instances) DecideAll(ctx context.Context, filter InstanceFilter, d Decision, opts *DecideOptions) (Decisions, error) {
 	o := DecideOptions{}
@@ -82,15 +83,15 @@ func (n *Instances) DecideAll(ctx context.Context, filter InstanceFilter, d Deci
 	if o.Rate < 0 {
 		return Decisions{}, fmt.Errorf("%w: DecideOptions.Rate is negative", ErrInvalid)
 	}
-	if err := n.complete(&d); err != nil {
+	if err := n.completeDecision(&d); err != nil {
 		return Decisions{}, err
 	}
 	s := &decisionSweep{Instances: n, decision: d, filter: filter, plans: n.newPlanReader(), rate: rate(o.Rate)}
 	s.pageDone = func() {
 		if o.Progress != nil {
-			told := s.counts
-			told.Refused = maps.Clone(told.Refused)
-			o.Progress(told)
+			soFar := s.counts
+			soFar.Refused = maps.Clone(soFar.Refused)
+			o.Progress(soFar)
 		}
 	}
 	s.each = func(ctx context.Context, p *pickedInstance, refusal error) error {
@@ -105,11 +106,11 @@ func (n *Instances) DecideAll(ctx context.Context, filter InstanceFilter, d Deci
 	return s.counts, err
 }
 
-// PreviewAll says what [Instances.DecideAll] would make of the instances that filter picks. It calls each for every
-// instance, in the order of DecideAll; each may be nil, and its error ends the preview. It takes no lock and changes
-// nothing. It does not know what happens between preview and decision.
+// PreviewAll returns what [Instances.DecideAll] would do with the instances that filter picks. It calls each for every
+// instance, in the order of DecideAll. A nil each is allowed, and an error of each ends the preview. It takes no lock and changes
+// nothing. Instances that move between preview and decision make the counts differ.
 func (n *Instances) PreviewAll(ctx context.Context, filter InstanceFilter, d Decision, each func(DecisionPreview) error) (Decisions, error) {
-	if err := n.complete(&d); err != nil {
+	if err := n.completeDecision(&d); err != nil {
 		return Decisions{}, err
 	}
 	s := &decisionSweep{Instances: n, decision: d, filter: filter, plans: n.newPlanReader(), pageDone: func() {}}
@@ -130,7 +131,7 @@ func (n *Instances) PreviewAll(ctx context.Context, filter InstanceFilter, d Dec
 	return s.counts, err
 }
 
-// A decisionSweep passes the instances that a filter picks, page by page.
+// A decisionSweep visits the instances that a filter picks, page by page.
 type decisionSweep struct {
 	*Instances
 	decision Decision
@@ -138,9 +139,10 @@ type decisionSweep struct {
 	plans    *planReader
 	rate     rate
 	counts   Decisions
-	tried    int // decisions of the page in hand that were not refused beforehand
+	tried    int // instances of the current page that did not refuse the decision as they were read
 
-	// each is called for each instance with the refusal that it would get as it was read; pageDone after each page.
+	// each is called for each instance, with the refusal that the instance as read gives, or nil. pageDone is called
+	// after each page.
 	each     func(ctx context.Context, p *pickedInstance, refusal error) error
 	pageDone func()
 }
@@ -153,7 +155,7 @@ type pickedInstance struct {
 	now      machine.Millis
 }
 
-// sweepInstances passes all instances that the filter picks. Its filter is that of live instances.
+// sweepInstances visits all live instances that the filter picks.
 func (s *decisionSweep) sweepInstances(ctx context.Context) error {
 	if machine.Phase(s.filter.Status).Ended() {
 		return fmt.Errorf("%w: an instance that is %s takes no decision", ErrInvalid, s.filter.Status)
@@ -171,7 +173,7 @@ func (s *decisionSweep) sweepInstances(ctx context.Context) error {
 		}
 		s.tried = 0
 		for i := range page {
-			if err := s.passInstance(ctx, &page[i]); err != nil {
+			if err := s.visitInstance(ctx, &page[i]); err != nil {
 				return err
 			}
 			after = page[i].Address
@@ -209,8 +211,8 @@ func scanPicked(r pgx.CollectableRow) (p pickedInstance, err error) {
 	return p, err
 }
 
-// passInstance judges an instance as it was read, and hands it on with the refusal.
-func (s *decisionSweep) passInstance(ctx context.Context, p *pickedInstance) error {
+// visitInstance judges an instance as it was read, and calls each with the refusal.
+func (s *decisionSweep) visitInstance(ctx context.Context, p *pickedInstance) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
@@ -245,11 +247,11 @@ func (s *decisionSweep) judgePicked(ctx context.Context, p *pickedInstance) (ref
 	return nil, err
 }
 
-// errPickedMoved rolls a decision back.
+// errPickedMoved rolls back the transaction of an instance that moved on after it was read.
 var errPickedMoved = errors.New("operator: the filter does not pick the instance any more")
 
-// decidePicked decides about an instance under its lock, unless it has moved on. A transaction that has begun does not end
-// with ctx.
+// decidePicked locks an instance and applies the decision, unless the instance has moved on. The end of ctx does not
+// cancel a transaction that has begun.
 func (s *decisionSweep) decidePicked(ctx context.Context, p *pickedInstance) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), batchTimeout)
 	defer cancel()
@@ -277,7 +279,7 @@ func (s *decisionSweep) decidePicked(ctx context.Context, p *pickedInstance) err
 	switch {
 	case err == nil:
 		s.counts.Decided++
-	case errors.Is(err, errPickedMoved), errors.Is(err, saga.ErrNoInstance), isRefusal(err): // which it did not do before
+	case errors.Is(err, errPickedMoved), errors.Is(err, saga.ErrNoInstance), isRefusal(err): // it did not refuse as it was read
 		s.counts.Moved++
 	case isContended(err):
 		s.counts.Busy++
@@ -298,7 +300,8 @@ func formatRefusal(refusal error) string {
 	return strings.TrimPrefix(strings.TrimPrefix(refusal.Error(), ErrRefused.Error()+": "), "operator: ")
 }
 
-// classifyRefusal returns the part of a refusal that other instances have too. Details of the instance follow a colon.
+// classifyRefusal returns the part of a refusal that is the same for other instances. Details of one instance follow a
+// colon, and are cut off.
 func classifyRefusal(refusal error) string {
 	class, _, _ := strings.Cut(formatRefusal(refusal), ": ")
 	return class

@@ -18,8 +18,8 @@ import (
 	"github.com/sagamill/sagamill/saga"
 )
 
-// A SchemaStatus says how one schema is: the tables that it has, and what stands in them. Each of Requests, Outbox,
-// Inbox and Sagas is nil if the schema does not have the part, or if it could not be read.
+// A SchemaStatus is the state of one schema: its parts, and counts of what is in them. Each of Requests, Outbox, Inbox
+// and Sagas is nil if the schema does not have the part, or if the part could not be read.
 type SchemaStatus struct {
 	migrations.Applied
 	Requests *RequestStats
@@ -37,14 +37,12 @@ type UnreadablePart struct {
 	Err    error
 }
 
-// RequestStats describe the idempotency keys that are in progress. At most [outbox.CountLimit] keys are looked at: those
-// that expire last.
+// RequestStats count the idempotency keys that are in progress, among the [outbox.CountLimit] keys that expire last.
 type RequestStats struct {
 	InProgress int
 
-	// Abandoned are those of them whose lease is over: their process has died, or hangs. They have committed nothing,
-	// and a repetition of the request takes the key over. OldestAbandoned is how long the first of these leases has
-	// been over.
+	// Abandoned are those whose lease is over: their process has died, or hangs. Their requests have committed nothing,
+	// and a retry of the request takes the key over. OldestAbandoned is how long ago the first of these leases ended.
 	Abandoned       int
 	OldestAbandoned time.Duration
 }
@@ -53,11 +51,11 @@ type RequestStats struct {
 var ErrNoSchema = errors.New("operator: no tables of sagamill in this schema")
 
 // ReadOverview reads the status of schemas, or of all schemas in the database of db that have tables of this module,
-// ordered by name. Its error is an [ErrNoSchema] if one of the named schemas has none. A part that cannot be read hides
-// no other: see SchemaStatus.Unreadable. The grants of PREFIX_reader, as [migrations.Roles] prints them, read all.
+// ordered by name. Its error is an [ErrNoSchema] if one of the named schemas has none. A part that cannot be read does
+// not hide the others: see SchemaStatus.Unreadable. The grants of PREFIX_reader, as [migrations.Roles] prints them, read all.
 //
-// It takes no lock and reads at most [outbox.CountLimit] rows of each kind, along an index: a few seconds for a schema
-// that is full of them. The parts are read one after the other, and not in one snapshot.
+// It takes no lock and reads at most [outbox.CountLimit] rows of each kind, along an index. A schema with that many rows
+// takes a few seconds. The parts are read one after the other, not in one snapshot.
 func ReadOverview(ctx context.Context, db *pgxpool.Pool, schemas ...string) ([]SchemaStatus, error) {
 	applied, err := migrations.ListApplied(ctx, db)
 	if err != nil {
@@ -91,8 +89,8 @@ func pickApplied(all []migrations.Applied, names []string) (picked []migrations.
 	return picked, nil
 }
 
-// readStatus reads the parts of one schema. A table that is missing is dropped at this moment, or is one of a newer
-// migration.
+// readStatus reads the parts of one schema. A missing table is an error of its part: it is being dropped, or a newer
+// migration creates it.
 func readStatus(ctx context.Context, db *pgxpool.Pool, a migrations.Applied) SchemaStatus {
 	s := SchemaStatus{Applied: a}
 	for _, part := range a.Parts {
@@ -122,7 +120,7 @@ func pointerTo[T any](stats T, err error) (*T, error) {
 	return &stats, nil
 }
 
-// isDenied reports PostgreSQL's refusal for want of a right.
+// isDenied reports whether PostgreSQL refused a statement because the role lacks a privilege.
 func isDenied(err error) bool {
 	var refused *pgconn.PgError
 	return errors.As(err, &refused) && refused.Code == "42501"
@@ -168,26 +166,26 @@ type NeedKind string
 
 // The kinds, in the order in which [SchemaStatus.Needs] returns them.
 const (
-	NeedMigration    NeedKind = "migration"    // the schema has had fewer migrations than this binary knows
+	NeedMigration    NeedKind = "migration"    // migrations that this binary knows are missing in the schema
 	NeedGrant        NeedKind = "grant"        // the role may not read the version or a part: the overview is incomplete
 	NeedRepair       NeedKind = "repair"       // a part could not be read for another reason
 	NeedRelay        NeedKind = "relay"        // messages are stored, and no relay is active
-	NeedBroker       NeedKind = "broker"       // a relay is active, and the oldest message has waited for longer than patience
+	NeedBroker       NeedKind = "broker"       // a relay is active, and the oldest message has waited for too long
 	NeedTransaction  NeedKind = "transaction"  // a transaction that has written has been open for minutes
 	NeedRefused      NeedKind = "refused"      // the broker refuses messages, or takes none of a topic
 	NeedOutboxDead   NeedKind = "outbox-dead"  // dead letters that the broker refused
-	NeedConsumer     NeedKind = "consumer"     // a parked message has been due for longer than patience
+	NeedConsumer     NeedKind = "consumer"     // a parked message has been due for too long
 	NeedDead         NeedKind = "dead"         // dead letters of steps
-	NeedOrchestrator NeedKind = "orchestrator" // an instance has been due for longer than patience
+	NeedOrchestrator NeedKind = "orchestrator" // an instance has been due for too long
 	NeedStuck        NeedKind = "saga-stuck"   // an instance is stuck
 	NeedPaused       NeedKind = "saga-paused"  // a person has paused an instance, and nobody has resumed it
 	NeedHeld         NeedKind = "saga-held"    // an instance waits for a decision at a participant
 )
 
-// These are the thresholds of docs/monitoring/alerts.yml.
+// How long something may wait before it needs a person: the thresholds of docs/monitoring/alerts.yml.
 const (
 	outboxPatience      = 30 * time.Second
-	patience            = time.Minute
+	duePatience         = time.Minute
 	transactionPatience = 5 * time.Minute
 )
 
@@ -195,10 +193,10 @@ const (
 type Need struct {
 	Kind   NeedKind
 	Count  int           // messages or instances; 0 where they are not counted. A count of [outbox.CountLimit] is a lower bound
-	Oldest time.Duration // how long the first of them has waited; 0: it is not known
+	Oldest time.Duration // how long the first of them has waited; 0: not known
 }
 
-// Needs returns what a person should look at, the cause before what follows from it. It is empty if s needs nobody.
+// Needs returns what a person should look at, causes before their consequences. It is empty if nothing needs a person.
 func (s *SchemaStatus) Needs() (all []Need) {
 	add := func(needed bool, kind NeedKind, count int, oldest time.Duration) {
 		if needed {
@@ -217,11 +215,11 @@ func (s *SchemaStatus) Needs() (all []Need) {
 		add(o.Dead > 0, NeedOutboxDead, o.Dead, o.OldestDead)
 	}
 	if i := s.Inbox; i != nil {
-		add(i.Overdue > patience, NeedConsumer, i.Retrying, i.Overdue)
+		add(i.Overdue > duePatience, NeedConsumer, i.Retrying, i.Overdue)
 		add(i.Dead > 0, NeedDead, i.Dead, oldestDead(i))
 	}
 	if g := s.Sagas; g != nil {
-		add(g.Overdue > patience, NeedOrchestrator, 0, g.Overdue)
+		add(g.Overdue > duePatience, NeedOrchestrator, 0, g.Overdue)
 		add(g.Stuck > 0, NeedStuck, g.Stuck, g.OldestStuck)
 		add(g.Paused > 0, NeedPaused, g.Paused, g.OldestPaused)
 		add(g.Held > 0, NeedHeld, g.Held, 0)

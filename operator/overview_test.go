@@ -94,7 +94,7 @@ func TestNeedsByThresholds(t *testing.T) {
 		return &SchemaStatus{
 			Applied: migrations.Applied{Version: migrations.Newest()},
 			Outbox:  &outbox.Stats{Stored: 9, Oldest: outboxPatience, Holder: "h", OldestWriter: transactionPatience},
-			Inbox:   &consumer.Stats{Retrying: 7, Overdue: patience}, Sagas: &saga.Stats{Running: 5, Overdue: patience},
+			Inbox:   &consumer.Stats{Retrying: 7, Overdue: duePatience}, Sagas: &saga.Stats{Running: 5, Overdue: duePatience},
 			Requests: &RequestStats{InProgress: 3, Abandoned: 2},
 		}
 	}

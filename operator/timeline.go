@@ -19,7 +19,7 @@ import (
 	"github.com/sagamill/sagamill/saga"
 )
 
-// A StepState says where a step of an instance is.
+// A StepState is the state of a step of an instance.
 type StepState string
 
 // The states. TimelineStep.Due is set for a step that waits for its next attempt or has a deadline.
@@ -78,7 +78,7 @@ type DecisionEntry struct {
 	Why  string
 }
 
-// A Timeline is all that the tables have of an instance, at one moment.
+// A Timeline is everything that the tables have about an instance, at one moment.
 type Timeline struct {
 	Instance
 	Paused       bool   // by a person, stuck or not
@@ -131,7 +131,7 @@ func (n *Instances) Read(ctx context.Context, tx pgx.Tx, at saga.Address) (Timel
 	if err != nil {
 		return fail(err)
 	}
-	if err := n.readRest(ctx, tx, &t); err != nil {
+	if err := n.readClockAndJournal(ctx, tx, &t); err != nil {
 		return fail(err)
 	}
 	m, err := n.readMachine(ctx, tx, i.Name, i.Version, i.Hash)
@@ -168,7 +168,7 @@ func (n *Instances) readFamily(ctx context.Context, tx pgx.Tx, at saga.Address) 
 	return is, nested, nil
 }
 
-func (n *Instances) readRest(ctx context.Context, tx pgx.Tx, t *Timeline) error {
+func (n *Instances) readClockAndJournal(ctx context.Context, tx pgx.Tx, t *Timeline) error {
 	if err := tx.QueryRow(ctx, n.sql.readClock).Scan(&t.At); err != nil {
 		return err
 	}
@@ -218,7 +218,7 @@ func (t *Timeline) addNodes(i *sagarow.Row, nodes []machine.Node, id *int, depth
 	}
 }
 
-// addEndCall adds a call of OnEnd that has failed as a step behind all others.
+// addEndCall adds a step after all others if a call of OnEnd has failed.
 func (t *Timeline) addEndCall(c *machine.EndCall, number int) {
 	if c.Tries == 0 {
 		return
@@ -287,7 +287,7 @@ func stateOfStep(p *machine.Progress, s *machine.Step) StepState {
 	}
 }
 
-// An outlook is the course of a cancellation, without carrying it out.
+// An outlook says what a cancellation would compensate.
 type outlook struct {
 	waves       [][]string // names of steps in the order of their compensation
 	nothing     string     // why there are none
@@ -313,7 +313,7 @@ func tryCancel(m *machine.Machine, p *machine.Progress) (o outlook) {
 	for trial.Phase == machine.Compensating {
 		wave := undoWave(m, &trial)
 		if len(wave) == 0 {
-			break // a progress that no event leads to
+			break // no event leads to such a progress
 		}
 		o.waves = append(o.waves, wave)
 	}

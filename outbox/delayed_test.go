@@ -349,7 +349,7 @@ func TestSlowLooksAreFarApart(t *testing.T) {
 	var waiting time.Time // since when at the latest
 	listed := make(chan error, 1)
 	locked("LOCK TABLE {schema}.outbox_held", func() {
-		l.held.lookSoon()
+		l.held.readRefusedSoon()
 		go func() {
 			_, err := l.readHeld(t.Context())
 			listed <- err

@@ -244,7 +244,7 @@ func (f *fixture) isWaitedFor(t *testing.T, tx pgx.Tx) (waits bool) {
 func (f *fixture) publishPage(t *testing.T, l *leader, answer func(Publication) error) {
 	t.Helper()
 	f.broker.answer = answer
-	l.news = true
+	l.expectsMessages = true
 	if n, err := l.readLog(t.Context()); n == 0 || err != nil {
 		t.Fatalf("read %d messages, %v", n, err)
 	}

@@ -181,7 +181,7 @@ func TestWhatWaitsBehindALockedMessageDoesNotOvertake(t *testing.T) {
 			if _, err := overtaken.Exec(t.Context(), l.sql.fetchHeld, f.ids(t, "outbox_held", 4)[locked:locked+1]); err != nil {
 				t.Fatal(err)
 			}
-			l.held.lookSoon()
+			l.held.readRefusedSoon()
 			if _, err := l.readHeld(t.Context()); err != nil {
 				t.Fatal(err)
 			}

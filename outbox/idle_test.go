@@ -7,34 +7,34 @@ import (
 	"time"
 )
 
-// A relay that hears of commits reads the log after news and after PollMax. One that does not hear of them polls.
+// A relay that hears of commits reads the log after a wake-up and after PollMax. One that does not hear of them polls.
 func TestWhenTheLogIsReadAgain(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	const pollMax = time.Hour
 	for name, tt := range map[string]struct {
 		deaf        bool
-		reads       []int // messages of each read without news
+		reads       []int // messages of each read that was not announced
 		least, most time.Duration
 	}{
 		"listening":                         {reads: []int{0}, least: pollMax, most: pollMax},
-		"one message without news":          {reads: []int{1, 0}, least: pollMax, most: pollMax},
-		"two in a row without news":         {reads: []int{1, 1}, least: 0, most: mutePoll},
-		"and then none for many reads":      {reads: []int{1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0}, least: mutePoll, most: mutePoll},
+		"one unannounced message":           {reads: []int{1, 0}, least: pollMax, most: pollMax},
+		"two unannounced in a row":          {reads: []int{1, 1}, least: 0, most: silentWriterPoll},
+		"and then none for many reads":      {reads: []int{1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0}, least: silentWriterPoll, most: silentWriterPoll},
 		"deaf, after messages":              {deaf: true, reads: []int{1}, least: 0, most: 5 * time.Millisecond},
-		"deaf, after many reads of nothing": {deaf: true, reads: make([]int, 10), least: mutePoll, most: mutePoll},
+		"deaf, after many reads of nothing": {deaf: true, reads: make([]int, 10), least: silentWriterPoll, most: silentWriterPoll},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			l := newLeader(f.relay(t, RelayOptions{PollMax: pollMax}), tenure{}, nil)
 			l.listens.Store(!tt.deaf)
-			l.news = false
+			l.expectsMessages = false
 			began := time.Now()
 			for _, n := range tt.reads {
 				began = time.Now()
-				l.noteRead(n, false)
+				l.schedulePoll(n, false)
 			}
-			if pause := l.lookAt.Sub(began); pause < tt.least || pause > tt.most+time.Since(began) {
+			if pause := l.pollAt.Sub(began); pause < tt.least || pause > tt.most+time.Since(began) {
 				t.Errorf("the log is read again after %v, want between %v and %v", pause, tt.least, tt.most)
 			}
 		})
@@ -58,7 +58,7 @@ func TestAConfirmIsNoNews(t *testing.T) {
 	if len(l.window.pages) != 0 || l.window.settled != 1 {
 		t.Errorf("%d pages are in flight, and %d messages settled without a checkpoint; want 0 and 1", len(l.window.pages), l.window.settled)
 	}
-	l.news, l.settler.since = true, time.Now().Add(-checkpointPause)
+	l.expectsMessages, l.settler.unwrittenSince = true, time.Now().Add(-checkpointPause)
 	if n, err := l.readLog(t.Context()); n != 1 || err != nil || l.window.settled != 0 {
 		t.Errorf("read %d messages, %v, with %d left without a checkpoint; want 1 and 0", n, err, l.window.settled)
 	}

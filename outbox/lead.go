@@ -33,15 +33,15 @@ type leader struct {
 	prober  topicProber
 	chores  []chore
 
-	done   chan struct{} // a page may be decided, or a probe is answered
+	done   chan struct{} // a page may be decided, or the broker has answered a probe
 	expiry *time.Timer   // ends the tenure with the lease
 
-	news     bool      // messages may have been committed since the log was read
-	lookAt   time.Time // when the log is read without news
-	unheard  int       // reads in a row that found messages without news
-	mute     time.Time // until then writers are expected that do not wake the relay
-	idle     int       // reads in a row that found nothing
-	failures int       // rounds in a row that failed
+	expectsMessages   bool      // messages may have been committed since the log was read
+	pollAt            time.Time // when the log is read although no messages are expected
+	unexpectedReads   int       // reads in a row that found messages that were not expected
+	silentWriterUntil time.Time // until then a writer is assumed that does not wake the relay
+	emptyReads        int       // reads in a row that found nothing
+	failures          int       // rounds in a row that failed
 }
 
 // newLeader returns the leader of tenure t. Its lanes do not wait for the broker any more once
@@ -49,7 +49,7 @@ type leader struct {
 func newLeader(r *Relay, t tenure, stop <-chan struct{}) *leader {
 	s := &r.core
 	l := &leader{
-		core: s, lease: lease{s}, epoch: t.epoch, wake: r.wake, done: make(chan struct{}, 1), news: true,
+		core: s, lease: lease{s}, epoch: t.epoch, wake: r.wake, done: make(chan struct{}, 1), expectsMessages: true,
 		log:     logReader{core: s, epoch: t.epoch, position: position{at: t.at}},
 		window:  window{core: s, movedAt: time.Now()},
 		settler: settler{core: s, epoch: t.epoch, at: t.at, which: t.which, turnAt: s.limits.cursors},
@@ -162,7 +162,7 @@ func (l *leader) isFinished() bool {
 // messages were settled, moved or read.
 func (l *leader) doRound(ctx context.Context, stopping bool) (n int, err error) {
 	n, err = l.settlePages(ctx)
-	if err == nil && (stopping || l.settler.isUnwrittenFor(checkpointDelay) || l.window.isFullWithSettled()) {
+	if err == nil && (stopping || l.settler.isCheckpointOlderThan(checkpointDelay) || l.window.isFullWithSettled()) {
 		err = l.settler.flushCheckpoint(ctx)
 	}
 	if err != nil || stopping {
@@ -226,7 +226,7 @@ func (l *leader) settlePages(ctx context.Context) (n int, err error) {
 // Messages that waited behind a held one may be due now.
 func (l *leader) freeKeys(keys []string, through uint64) {
 	l.lanes.freeKeys(keys, through)
-	l.held.lookSoon()
+	l.held.readRefusedSoon()
 }
 
 // A chore is a part of a round that deals with a bounded number of held messages. If it fails,
@@ -266,7 +266,7 @@ func (l *leader) resumeTopics(ctx context.Context) (int, error) {
 		l.freeKeys(found.openKeys, l.window.settledThrough())
 	}
 	if found.madeDue {
-		l.held.lookSoon()
+		l.held.readRefusedSoon()
 	}
 	return found.messages, err
 }
@@ -280,29 +280,29 @@ func (l *leader) readHeld(ctx context.Context) (int, error) {
 	return len(rows), err
 }
 
-// moveDelayed moves delayed messages that are due into the log, which is news. So is a move that fails: its commit may
-// have been done.
+// moveDelayed moves delayed messages that are due into the log, which is then read at once. So it is after a move that
+// failed: its COMMIT may have been executed.
 func (l *leader) moveDelayed(ctx context.Context) (int, error) {
 	failed := l.held.unmoved
 	moved, err := l.held.moveDelayed(ctx)
-	l.news = l.news || moved > 0 || l.held.unmoved > failed
+	l.expectsMessages = l.expectsMessages || moved > 0 || l.held.unmoved > failed
 	return moved, err
 }
 
-// readLog reads a page of the log and hands it to the lanes, if there is news, or none has come for a while. A checkpoint
-// that is due goes with the read.
+// readLog reads a page of the log and hands it to the lanes. It does so if messages are expected, and otherwise at
+// pollAt. A checkpoint that is due is written in the same transaction.
 func (l *leader) readLog(ctx context.Context) (int, error) {
 	room, bytes := l.window.roomForLog()
 	now := time.Now()
-	if room <= 0 || now.Before(l.log.readAt) || !l.news && !l.log.backlog && now.Before(l.lookAt) {
+	if room <= 0 || now.Before(l.log.readAt) || !l.expectsMessages && !l.log.backlog && now.Before(l.pollAt) {
 		return 0, nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, listTimeout)
 	defer cancel()
 	batch := l.newReadBatch()
 	confirm := l.settler.queueDueCheckpoint(batch)
-	l.held.unlooked = l.held.unlooked || l.news
-	takeLook := l.held.queueLook(batch)
+	l.held.unlooked = l.held.unlooked || l.expectsMessages
+	takeLook := l.held.queueLookForHeld(batch)
 	rows, after, err := l.log.readPage(ctx, batch, room, bytes)
 	if err != nil {
 		return 0, fmt.Errorf("outbox: %w", err)
@@ -310,11 +310,11 @@ func (l *leader) readLog(ctx context.Context) (int, error) {
 	takeLook(now)
 	goesOn := l.log.backlog
 	l.log.backlog = len(rows) == room || !l.log.isCaughtUp()
-	l.noteRead(len(rows), goesOn)
-	l.news = false
+	l.schedulePoll(len(rows), goesOn)
+	l.expectsMessages = false
 	if len(rows) > 1 && !l.log.backlog {
-		// Many are writing. A read for each commit would cost them more than the little that
-		// the messages wait for each other.
+		// Several transactions are writing. A read after each commit would slow them down more
+		// than a pause of PollMin delays their messages.
 		l.log.readAt = time.Now().Add(l.opts.PollMin)
 	}
 	if len(rows) > 0 {
@@ -323,43 +323,43 @@ func (l *leader) readLog(ctx context.Context) (int, error) {
 	return len(rows), confirm()
 }
 
-// mutePoll is the longest pause between two reads while some commits may come without news, and mutePatience is how long
-// messages that came so make the relay expect others.
+// A silent writer commits messages without waking the relay. silentWriterPoll is the longest pause between two reads
+// while one is assumed. silentWriterPatience is how long one is assumed after the last messages of one were found.
 const (
-	mutePoll     = 250 * time.Millisecond
-	mutePatience = 5 * time.Minute
+	silentWriterPoll     = 250 * time.Millisecond
+	silentWriterPatience = 5 * time.Minute
 )
 
-// noteRead settles when the log is read again without news, after a read of n messages. A relay that hears of commits
-// rests. One that does not polls at growing intervals. A read that goes on with what an earlier one has begun says
-// nothing about news.
-func (l *leader) noteRead(n int, goesOn bool) {
+// schedulePoll sets pollAt after a read of n messages: after PollMax, if writers wake the relay. If the relay does not
+// listen, or a silent writer is assumed, the pause starts at PollMin and grows with each empty read. A read that goes on
+// with the pages of an earlier one is no sign of a silent writer.
+func (l *leader) schedulePoll(n int, goesOn bool) {
 	now := time.Now()
-	l.idle++
+	l.emptyReads++
 	if n > 0 {
-		l.idle = 0
+		l.emptyReads = 0
 		switch {
-		case l.news:
-			l.unheard = 0
+		case l.expectsMessages:
+			l.unexpectedReads = 0
 		case !goesOn:
-			l.unheard++
+			l.unexpectedReads++
 		}
-		if l.unheard > 1 { // one may have come just ahead of its news
-			l.mute = now.Add(mutePatience)
+		if l.unexpectedReads > 1 { // the first may have found a message just before its wake-up arrived
+			l.silentWriterUntil = now.Add(silentWriterPatience)
 		}
 	}
 	pause := l.opts.PollMax
-	if !l.listens.Load() || now.Before(l.mute) {
-		pause = backoff.Policy{Base: l.opts.PollMin, Cap: min(l.opts.PollMax, mutePoll)}.Ceiling(l.idle)
+	if !l.listens.Load() || now.Before(l.silentWriterUntil) {
+		pause = backoff.Policy{Base: l.opts.PollMin, Cap: min(l.opts.PollMax, silentWriterPoll)}.Ceiling(l.emptyReads)
 	}
-	l.lookAt = now.Add(pause)
-	if l.held.unlooked && l.held.lookAt.Before(l.lookAt) { // the commit may have brought a delayed message
-		l.lookAt = l.held.lookAt
+	l.pollAt = now.Add(pause)
+	if l.held.unlooked && l.held.nextLookAt.Before(l.pollAt) { // the commit may have brought a delayed message
+		l.pollAt = l.held.nextLookAt
 	}
 }
 
 // waitForWork waits until there may be something to do: a page is decided, messages were
-// committed, or a look is due.
+// committed, or a read is due.
 func (l *leader) waitForWork(ctx, work context.Context, n int) {
 	wait, wake := l.nextPause(ctx, n)
 	if at, stalled := l.topics.nextProbeTime(); stalled {
@@ -377,7 +377,7 @@ func (l *leader) waitForWork(ctx, work context.Context, n int) {
 	select {
 	case <-timer.C:
 	case <-wake:
-		l.news, l.idle = true, 0
+		l.expectsMessages, l.emptyReads = true, 0
 	case <-l.done:
 	case <-stop:
 	case <-work.Done():
@@ -401,9 +401,9 @@ func (l *leader) nextPause(ctx context.Context, n int) (time.Duration, <-chan st
 	if n == 0 && l.window.messages == 0 {
 		l.signals.rested.Send(nil)
 	}
-	pause := min(time.Until(l.lookAt), time.Until(l.held.nextStep()))
+	pause := min(time.Until(l.pollAt), time.Until(l.held.nextDueTime()))
 	if l.window.settled > 0 {
-		pause = min(pause, checkpointDelay-time.Since(l.settler.since))
+		pause = min(pause, checkpointDelay-time.Since(l.settler.unwrittenSince))
 	}
 	return max(pause, l.opts.PollMin), l.wake
 }

@@ -15,13 +15,13 @@ func TestDelayedMessagesMoveAfterAMoveFailedAndNoneWereLeft(t *testing.T) {
 	l := f.leader(t, RelayOptions{})
 	broken, cancel := context.WithCancel(t.Context())
 	cancel()
-	l.news = false
-	if _, err := l.moveDelayed(broken); err != nil || l.held.unmoved != 1 || !l.news {
-		t.Fatalf("%d moves have failed, %v, and the log is read: %v; want 1 and yes", l.held.unmoved, err, l.news)
+	l.expectsMessages = false
+	if _, err := l.moveDelayed(broken); err != nil || l.held.unmoved != 1 || !l.expectsMessages {
+		t.Fatalf("%d moves have failed, %v, and the log is read: %v; want 1 and yes", l.held.unmoved, err, l.expectsMessages)
 	}
 	look := func() {
 		t.Helper()
-		l.held.lookAt, l.news = time.Time{}, true
+		l.held.nextLookAt, l.expectsMessages = time.Time{}, true
 		if _, err := l.readLog(t.Context()); err != nil {
 			t.Fatal(err)
 		}
@@ -66,7 +66,7 @@ func TestALookForDelayedMessagesFollowsNewsOfManyPages(t *testing.T) {
 	for range 7 {
 		f.write(t, msg("k", "1"))
 	}
-	l.held.lookAt = time.Now().Add(time.Minute)
+	l.held.nextLookAt = time.Now().Add(time.Minute)
 	for pages := 1; ; pages++ {
 		if _, err := l.readLog(t.Context()); err != nil {
 			t.Fatal(err)
@@ -78,10 +78,10 @@ func TestALookForDelayedMessagesFollowsNewsOfManyPages(t *testing.T) {
 			break
 		}
 	}
-	if !l.lookAt.Equal(l.held.lookAt) {
-		t.Errorf("the log is read again in %v, want the look in %v to go with it", time.Until(l.lookAt), time.Until(l.held.lookAt))
+	if !l.pollAt.Equal(l.held.nextLookAt) {
+		t.Errorf("the log is read again in %v, want the look in %v to go with it", time.Until(l.pollAt), time.Until(l.held.nextLookAt))
 	}
-	if !l.mute.IsZero() {
+	if !l.silentWriterUntil.IsZero() {
 		t.Error("the pages of one commit that was heard of count as commits without news")
 	}
 }
@@ -119,8 +119,8 @@ func TestTheWaitForTheBroker(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	l := newLeader(f.relay(t, RelayOptions{PollMax: time.Hour}), tenure{}, nil)
-	l.lookAt, l.held.moveAt = time.Now().Add(time.Hour), time.Now().Add(time.Hour)
-	l.held.lookSoon()
+	l.pollAt, l.held.moveAt = time.Now().Add(time.Hour), time.Now().Add(time.Hour)
+	l.held.readRefusedSoon()
 	l.held.retrying = true
 	if wait, _ := l.nextPause(t.Context(), 0); wait < time.Minute {
 		t.Errorf("with retries in flight the relay waits %v, want until they are decided", wait)
@@ -136,7 +136,7 @@ func TestARoundOfPromotionsGoesOn(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	l := f.leader(t, RelayOptions{PollMax: time.Hour})
-	l.lookAt, l.held.moveAt = time.Now().Add(time.Hour), time.Now().Add(time.Hour)
+	l.pollAt, l.held.moveAt = time.Now().Add(time.Hour), time.Now().Add(time.Hour)
 	l.limits.first = 1
 	f.hold(t, 2, "waiting", "0")
 	if _, err := l.held.promoteWaiting(t.Context()); err != nil {
@@ -153,9 +153,9 @@ func TestAFailedLookIsRepeated(t *testing.T) {
 	f := newFixture(t)
 	l := newLeader(f.relay(t, RelayOptions{}), tenure{}, nil)
 	for _, most := range []time.Duration{failurePolicy.Base, 2 * failurePolicy.Base} {
-		l.held.lookAt = time.Time{}
-		l.held.queueLook(&pgx.Batch{})
-		if wait := time.Until(l.held.lookAt); wait > most {
+		l.held.nextLookAt = time.Time{}
+		l.held.queueLookForHeld(&pgx.Batch{})
+		if wait := time.Until(l.held.nextLookAt); wait > most {
 			t.Errorf("the look is repeated in %v, want %v at most", wait, most)
 		}
 	}

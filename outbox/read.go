@@ -49,10 +49,10 @@ type position struct {
 	at    cursor  // behind what has been read
 	list  []entry // of the difference from at, what is not read yet
 	more  bool    // the difference goes on behind list
-	large bool    // the last difference was not small
+	large bool    // the last difference was larger than limits.small: list the next one first
 }
 
-// smallDifference is up to how many messages are read by the statement that lists them.
+// smallDifference is how many messages one statement lists and reads. More are listed first, and then read in pages.
 const smallDifference = 32
 
 // An entry is a listed message.
@@ -84,7 +84,7 @@ func (l *logReader) readPage(ctx context.Context, batch *pgx.Batch, limit, bytes
 	return rows, l.at, nil
 }
 
-// readNext is readPage without a step of the position, which it returns.
+// readNext reads the next messages and returns the position behind them. It does not move l there.
 func (l *logReader) readNext(ctx context.Context, batch *pgx.Batch, limit, bytes int) (rows []row, behind position, err error) {
 	if l.isCaughtUp() && !l.large && limit >= l.limits.small {
 		return l.readSmallDifference(ctx, batch, bytes)
@@ -122,15 +122,15 @@ func countFitting(list []entry, limit, bytes int) int {
 	return n
 }
 
-// readSmallDifference reads the beginning of the difference from at, up to so many bytes of payload. If that is not
-// all of it, the rest will be listed.
+// readSmallDifference lists and reads the first messages of the difference from at, up to so many bytes of payload. If
+// there are more, the next call of readNext lists the rest.
 func (l *logReader) readSmallDifference(ctx context.Context, batch *pgx.Batch, bytes int) (rows []row, behind position, err error) {
 	var now string
 	listed := 0
 	read := func(found pgx.Rows) error {
 		defer found.Close()
 		for found.Next() {
-			if raw := found.RawValues(); raw[0] == nil { // there is no message
+			if raw := found.RawValues(); raw[0] == nil { // a row without a message has the snapshot alone
 				now = string(raw[len(raw)-3])
 				continue
 			}
@@ -428,8 +428,8 @@ const sqlListLeaf = `
 // sqlReadTenure finds no row if the tenure is over.
 const sqlReadTenure = `SELECT epoch FROM {schema}.outbox_tenure WHERE epoch = $1`
 
-// sqlReadDifference is sqlListDifference for the first $2 messages, which it reads up to $3 bytes of payload. It
-// returns besides how many of them there are. (With id in place of id + 0 the planner might take the
+// sqlReadDifference lists the first $2 messages, as sqlListDifference does, and reads them up to $3 bytes of payload.
+// The column listed has the number of listed messages. (With id in place of id + 0 the planner might take the
 // index on id, as in sqlListDifference.)
 const sqlReadDifference = `
 SELECT m.id, m.message_id, m.topic, m.type, m.scope, m.key, m.step, m.n, m.ordering_key,

@@ -38,17 +38,17 @@ type heldReader struct {
 	window *window
 	log    *logReader
 
-	lookAt    time.Time // no look before: see queueLook
-	unlooked  bool      // news have come since the last look
-	vain      int       // looks in a row that brought no result
-	exist     bool      // there may be refused messages, as of the last look
-	retryAt   time.Time // when to look for refused messages that are due
-	retrying  bool      // a page of them is in flight: no message is in two
-	retried   []string  // the topics of the last page of them
-	promoteAt time.Time // when to look for messages that wait behind none
-	promoted  string    // the ordering key up to which that is done
-	moveAt    time.Time // when the next delayed message is due, as of the last look
-	unmoved   int       // moves in a row that have failed
+	nextLookAt     time.Time // no look before: see queueLookForHeld
+	unlooked       bool      // news have come since the last look
+	vain           int       // looks in a row that brought no result
+	mayHaveRefused bool      // there may be refused messages, as of the last look
+	retryAt        time.Time // when to look for refused messages that are due
+	retrying       bool      // a page of them is in flight: no message is in two
+	retried        []string  // the topics of the last page of them
+	promoteAt      time.Time // when to look for messages that wait behind none
+	promoted       string    // the ordering key up to which that is done
+	moveAt         time.Time // when the next delayed message is due, as of the last look
+	unmoved        int       // moves in a row that have failed
 }
 
 // roomForHeld returns how many held messages may be read, or moved into the log: half of the
@@ -64,40 +64,41 @@ func (h *heldReader) bytesForHeld() int {
 }
 
 // lookSoon makes the next round look for refused messages that are due.
-func (h *heldReader) lookSoon() { h.exist, h.retryAt = true, time.Time{} }
+func (h *heldReader) readRefusedSoon() { h.mayHaveRefused, h.retryAt = true, time.Time{} }
 
-// queueLook adds a look for held messages to batch. It finds what this leader has not written itself: the messages of
-// an earlier one, those that a person has redriven, and delayed ones. The function takes its result.
-func (h *heldReader) queueLook(batch *pgx.Batch) (take func(began time.Time)) {
-	if time.Now().Before(h.lookAt) {
+// queueLookForHeld adds a look for held messages to batch, if one is due. The look finds messages that this leader has
+// not written itself: those of an earlier leader, redriven ones, and delayed ones. Call take after the batch, with the
+// time at which it began: it stores the result.
+func (h *heldReader) queueLookForHeld(batch *pgx.Batch) (take func(began time.Time)) {
+	if time.Now().Before(h.nextLookAt) {
 		return func(time.Time) {}
 	}
 	h.vain++ // a look that fails must not fail each read of the log
-	h.lookAt = time.Now().Add(failurePolicy.Ceiling(h.vain))
-	var exist bool
+	h.nextLookAt = time.Now().Add(failurePolicy.Ceiling(h.vain))
+	var refused bool
 	var delay *float64 // seconds until the next delayed message is due
-	batch.Queue(h.sql.lookForHeld).QueryRow(func(found pgx.Row) error { return found.Scan(&exist, &delay) })
+	batch.Queue(h.sql.lookForHeld).QueryRow(func(found pgx.Row) error { return found.Scan(&refused, &delay) })
 	return func(began time.Time) {
 		now := time.Now()
 		h.unlooked, h.vain = false, 0
-		h.exist = h.exist && h.retrying || exist
-		h.lookAt = now.Add(h.pauseAfterLook(now.Sub(began)))
+		h.mayHaveRefused = h.mayHaveRefused && h.retrying || refused
+		h.nextLookAt = now.Add(h.pauseAfterLook(now.Sub(began)))
 		switch {
 		case delay == nil:
-			h.moveAt, h.unmoved = now.Add(noneDelayed), 0
+			h.moveAt, h.unmoved = now.Add(farFuture), 0
 		case h.unmoved == 0:
 			h.moveAt = began.Add(time.Duration(*delay * float64(time.Second)))
 		}
 	}
 }
 
-// noneDelayed is when there is nothing to move: the next look says when there is.
-const noneDelayed = 100 * 365 * 24 * time.Hour
+// farFuture is when there is nothing to move: the next look says when there is.
+const farFuture = 100 * 365 * 24 * time.Hour
 
-// nextStep returns when there is something to read, to move or to promote, as far as is known.
-func (h *heldReader) nextStep() time.Time {
+// nextDueTime returns when there is something to read, to move or to promote, as far as is known.
+func (h *heldReader) nextDueTime() time.Time {
 	next := h.moveAt
-	if h.exist && !h.retrying && h.retryAt.Before(next) {
+	if h.mayHaveRefused && !h.retrying && h.retryAt.Before(next) {
 		next = h.retryAt
 	}
 	if h.promoted != "" && h.promoteAt.Before(next) { // some keys are still to be looked at
@@ -110,7 +111,7 @@ func (h *heldReader) nextStep() time.Time {
 // of their keys in the log come later and wait for them, so these need not wait for the log.
 func (h *heldReader) readDue(ctx context.Context) ([]row, error) {
 	room := h.roomForHeld()
-	if !h.exist || h.retrying || room <= 0 || h.bytesForHeld() <= 0 || time.Now().Before(h.retryAt) {
+	if !h.mayHaveRefused || h.retrying || room <= 0 || h.bytesForHeld() <= 0 || time.Now().Before(h.retryAt) {
 		return nil, nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, databaseTimeout)
@@ -136,7 +137,7 @@ func (h *heldReader) readDue(ctx context.Context) ([]row, error) {
 	if err := failpoint.Hit("outbox/after-read-held"); err != nil {
 		return nil, err
 	}
-	h.lookSoon() // more may be due
+	h.readRefusedSoon() // more may be due
 	h.retrying = true
 	return rows, nil
 }
@@ -200,7 +201,7 @@ func (h *heldReader) moveDelayed(ctx context.Context) (moved int, err error) {
 	h.unmoved = max(0, h.unmoved-1)
 	if moved < room {
 		h.moveAt = time.Now().Add(h.pauseAfterLook(time.Since(began)))
-		h.lookAt = time.Time{}
+		h.nextLookAt = time.Time{}
 	}
 	if moved == 0 {
 		return 0, nil
@@ -258,8 +259,8 @@ type dueList struct {
 	keys    []string // the ordering key of each
 }
 
-// dropOvertaking drops those of rows that are behind a listed message of their key that is not in
-// rows: it is locked, and they would overtake it. rows are listed, in the order of their ids.
+// dropOvertaking drops each row that would overtake an earlier listed message of its key. Such a message is
+// missing from rows because somebody has locked it. rows are a part of the list, in the order of their ids.
 func (d dueList) dropOvertaking(rows []row) []row {
 	missed := make(map[string]bool) // keys with a message that is not in rows
 	kept := rows[:0]

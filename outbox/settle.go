@@ -26,15 +26,15 @@ type settler struct {
 	marks  int64  // checkpoints of this epoch
 	turnAt int64  // the checkpoint after which the tables of cursors take turns
 
-	window *window   // its settled messages are those since the last checkpoint was written
-	since  time.Time // the first of them was settled
+	window         *window   // its settled messages are those that no written checkpoint covers
+	unwrittenSince time.Time // when the first of them was settled
 }
 
 const (
-	// checkpointPause is the time between two checkpoints that go with a read of the log.
+	// checkpointPause is the shortest time between two checkpoints that are written together with a read of the log.
 	checkpointPause = 20 * time.Millisecond
 
-	// checkpointDelay is after how long a checkpoint is written by itself, because no read of the log comes.
+	// checkpointDelay is how long a checkpoint waits for a read of the log before it is written alone.
 	checkpointDelay = 100 * time.Millisecond
 )
 
@@ -45,8 +45,8 @@ type settlement struct {
 	openKeys    []string
 }
 
-// notePages notes what became of pages. If all their messages are published, a later checkpoint says so; else what is
-// held of them is written at once, with a checkpoint. After an error it can be called again.
+// notePages notes what became of pages. If all their messages are published, a later checkpoint covers them. Otherwise
+// it writes the held ones at once, together with a checkpoint. After an error it can be called again.
 func (s *settler) notePages(ctx context.Context, pages []*page) (noted settlement, err error) {
 	noted.through = pages[len(pages)-1].seq
 	after, messages, bytes := s.at, 0, 0
@@ -62,31 +62,31 @@ func (s *settler) notePages(ctx context.Context, pages []*page) (noted settlemen
 			return noted, err
 		}
 		s.at = after
-		return noted, s.noteWritten()
+		return noted, s.noteCheckpointWritten()
 	}
 	if s.window.settled == 0 {
-		s.since = time.Now()
+		s.unwrittenSince = time.Now()
 	}
 	s.at = after
 	s.window.settled, s.window.settledBytes = s.window.settled+messages, s.window.settledBytes+bytes
 	return noted, nil
 }
 
-// noteWritten notes that the checkpoint is written.
-func (s *settler) noteWritten() error {
+// noteCheckpointWritten notes that the checkpoint is written.
+func (s *settler) noteCheckpointWritten() error {
 	s.window.settled, s.window.settledBytes = 0, 0
 	return failpoint.Hit("outbox/after-checkpoint")
 }
 
-// isUnwrittenFor reports whether a checkpoint is missing for so long.
-func (s *settler) isUnwrittenFor(d time.Duration) bool {
-	return s.window.settled > 0 && time.Since(s.since) >= d
+// isCheckpointOlderThan reports whether messages have been settled without a checkpoint for d or longer.
+func (s *settler) isCheckpointOlderThan(d time.Duration) bool {
+	return s.window.settled > 0 && time.Since(s.unwrittenSince) >= d
 }
 
-// queueDueCheckpoint adds the checkpoint to batch if it is due. After the batch, the function says whether another relay
-// has taken over.
+// queueDueCheckpoint adds the checkpoint to batch if it is due. Call confirm after the batch: it returns errOvertaken if
+// another relay has taken over.
 func (s *settler) queueDueCheckpoint(batch *pgx.Batch) (confirm func() error) {
-	if !s.isUnwrittenFor(checkpointPause) && !s.window.hasManySettled() {
+	if !s.isCheckpointOlderThan(checkpointPause) && !s.window.hasManySettled() {
 		return func() error { return nil }
 	}
 	batch.Queue(s.sql.asynchronous)
@@ -95,11 +95,11 @@ func (s *settler) queueDueCheckpoint(batch *pgx.Batch) (confirm func() error) {
 		if !*written {
 			return errOvertaken
 		}
-		return s.noteWritten()
+		return s.noteCheckpointWritten()
 	}
 }
 
-// flushCheckpoint writes how far the messages are settled, unless that is written.
+// flushCheckpoint writes a checkpoint if settled messages have none yet.
 func (s *settler) flushCheckpoint(ctx context.Context) error {
 	if s.window.settled == 0 {
 		return nil
@@ -109,7 +109,7 @@ func (s *settler) flushCheckpoint(ctx context.Context) error {
 	if err := s.writeCheckpoint(ctx, s.at); err != nil {
 		return err
 	}
-	return s.noteWritten()
+	return s.noteCheckpointWritten()
 }
 
 // writeCheckpoint moves the cursor to at.

@@ -12,8 +12,8 @@ import (
 )
 
 const (
-	// rotateInterval is the time between two looks at the leaves, and idleRotations how many such times it is if nothing
-	// was published meanwhile.
+	// rotateInterval is the time between two checks of the leaves. While nothing is published, it is idleRotations times
+	// as long.
 	rotateInterval = time.Second
 	idleRotations  = 30
 
@@ -28,9 +28,9 @@ const (
 type spaceKeeper struct {
 	*core
 	epoch    int64
-	lookedAt cursor // of the last look at the leaves
-	rotateAt time.Time
-	idleAt   time.Time              // when to look although nothing was published
+	checked  cursor                 // how far messages were published at the last check of the leaves
+	rotateAt time.Time              // no check before
+	idleAt   time.Time              // when to check although nothing was published
 	turnedAt time.Time              // when new messages last went to another leaf
 	vain     [len(leaves)]int       // attempts in a row to empty the leaf
 	emptyAt  [len(leaves)]time.Time // not before
@@ -41,10 +41,10 @@ type spaceKeeper struct {
 // because a long transaction may have written to each, the current one grows.
 func (k *spaceKeeper) rotateLeaves(ctx context.Context, at cursor) error {
 	now := time.Now()
-	if now.Before(k.rotateAt) || now.Before(k.idleAt) && at.from.text == k.lookedAt.from.text && at.last == k.lookedAt.last {
+	if now.Before(k.rotateAt) || now.Before(k.idleAt) && at.from.text == k.checked.from.text && at.last == k.checked.last {
 		return nil
 	}
-	k.lookedAt, k.rotateAt, k.idleAt = at, now.Add(k.limits.rotate), now.Add(idleRotations*k.limits.rotate)
+	k.checked, k.rotateAt, k.idleAt = at, now.Add(k.limits.rotate), now.Add(idleRotations*k.limits.rotate)
 	var current *int64
 	var sizes []int64
 	if err := k.db.QueryRow(ctx, k.sql.currentLeaf).Scan(&current, &sizes); err != nil {

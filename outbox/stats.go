@@ -36,8 +36,8 @@ type Stats struct {
 	Epoch  int64  // how often the active relay has changed
 
 	// LastHolder is Holder or, if no relay is active, the relay whose lease ran out because it died or hangs. Lease is
-	// for how long the lease still holds, or negative: how long it has been over. A relay that stops gives its lease
-	// back, and leaves "" and 0.
+	// the time until the lease ends. If it is negative, the lease ended that long ago. After a relay has stopped and
+	// given its lease back, LastHolder is "" and Lease is 0.
 	LastHolder string
 	Lease      time.Duration
 

@@ -18,8 +18,8 @@ import (
 // Codec writes application/protobuf. It reads that and the older names, application/x-protobuf and
 // application/vnd.google.protobuf. A body is a pointer to a generated type.
 //
-// Equal bodies have equal bytes in one build of a program, but not in all programs: a participant compares the bytes of
-// messages with one identity, so do not encode a message anew to send it again.
+// Equal bodies have equal bytes in one build of a program, but another program may write other bytes. A participant
+// compares the bytes of messages with the same identity: to send a message again, send the same bytes.
 var Codec outbox.Codec = codec{}
 
 type codec struct{}
@@ -33,7 +33,7 @@ func (codec) Reads(mediaType string) bool { return slices.Contains(mediaTypes, m
 func (codec) Encode(body any) ([]byte, error) {
 	message, ok := body.(proto.Message)
 	if !ok {
-		return nil, fmt.Errorf("protobuf: a %T is no protocol buffer", body)
+		return nil, fmt.Errorf("protobuf: a %T is not a protocol buffer message", body)
 	}
 	return proto.MarshalOptions{Deterministic: true}.Marshal(message)
 }
@@ -50,5 +50,5 @@ func (codec) Decode(payload []byte, into any) error {
 			return proto.Unmarshal(payload, message)
 		}
 	}
-	return fmt.Errorf("protobuf: the body is a %T, no pointer to a generated type", into)
+	return fmt.Errorf("protobuf: the body is a %T, not a pointer to a generated type", into)
 }

@@ -119,12 +119,12 @@ func (d *Definition[S]) Within(limit time.Duration) (*Definition[S], error) {
 }
 
 // OnEnd returns d with a function for its end: do is called in the transaction that ends an instance, after the last
-// step, with the status [Completed] or [Compensated], and with the reason of a compensation. An order is marked as paid
-// or failed there. A nested saga that had completed and is undone later ends twice, so do is called twice.
+// step, with the status [Completed] or [Compensated], and with the reason of a compensation. For example, do marks an order as paid
+// or failed. A nested saga that completes and is compensated later ends twice, so do is called twice.
 //
-// do works as in [Local], and may change the state. Its Turn has no Step. Instances end only with a call that
-// succeeds: an error or a panic is tried again, ten attempts in all, first after 1 s, at the longest after 5 min, and
-// then the instance is stuck. Until it has ended it can still be cancelled, and the deadline of Within can pass.
+// do works as in [Local], and may change the state. Its Turn has no Step. An instance ends only when a call
+// succeeds. After an error or a panic do is called again, after 1 s at first and 5 min at most. After ten attempts the
+// instance is stuck. Until it has ended it can be cancelled, and the deadline of Within can pass.
 //
 // OnEnd can be added, changed and, by nil, removed without a new version. Instances that another binary ends, with a
 // definition without OnEnd, have no call.

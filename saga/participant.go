@@ -32,10 +32,10 @@ const HeaderReplyTo = flow.HeaderReplyTo
 // message is a dead letter of the participant, so that its effect is not known. The first 500 bytes of a reason are
 // kept.
 //
-// Two outcomes of an action, both with a "reason", compensate nothing. After "held" the saga waits on, until the
-// step's deadline: a person decides at the participant ([consumer.Park]), and a redrive leads to another reply. After
-// "broken" the step is stuck: the participant has a mistake, such as a message that the outbox refuses
-// ([outbox.ErrInvalid]), and a redrive after the mend leads to another reply.
+// Two outcomes of an action, both with a "reason", compensate nothing. After "held" the saga waits until the
+// step's deadline for a person to decide at the participant ([consumer.Park]). After "broken" the step is stuck: the
+// participant has a mistake, such as a message that the outbox refuses ([outbox.ErrInvalid]). In both cases a redrive
+// at the participant leads to another reply.
 const (
 	TypeReply  = flow.TypeReply  // from a participant
 	TypeRevoke = flow.TypeRevoke // from the orchestrator of the saga around a nested one
@@ -92,7 +92,7 @@ func OnUndo[C any](topic string, h UndoHandler[C]) consumer.Input {
 	return input
 }
 
-// anyResult is the type of a result about which nothing is known, and of none.
+// anyResult is the type of a result whose type is not known, and of a reply without a result.
 var anyResult = reflect.TypeFor[any]()
 
 // Done replies that the step of command d is done. It is for handlers that do not come from [On], such as the record
@@ -107,8 +107,8 @@ func Done(emit consumer.Emit, d consumer.Delivery, result any) error {
 }
 
 // Refuse replies that the participant has decided to do nothing. If the compensation was sent before the saga knew
-// that, it enters no handler. Of a Delivery that was rebuilt, as for a decision that is made outside of the handler,
-// it does.
+// that, it enters no handler. That does not hold for a Delivery that was rebuilt outside of the handler: there the
+// compensation enters the handler.
 func Refuse(emit consumer.Emit, d consumer.Delivery, reason string) error {
 	if !d.Undo {
 		d.DidNothing()

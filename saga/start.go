@@ -84,7 +84,7 @@ type Started struct {
 // nothing. Of two callers at once the second waits for the first one's transaction.
 //
 // If the first step is a Local that rejects, the instance has compensated when Start returns: Status and Reason say so.
-// Answer the request by them, for no message follows. Roll tx back instead if the instance is not to exist.
+// Answer the request with them, because no message follows. If the instance shall not exist, roll tx back.
 //
 // Behind package idemkey, give the zero ID: a key that is used again after its record has expired then starts
 // another instance. An ID without incarnation names one instance for as long as instances are kept

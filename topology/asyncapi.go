@@ -15,7 +15,7 @@ import (
 // AsyncAPIOptions are optional members of the document.
 type AsyncAPIOptions struct {
 	Title   string // default: the names of the services
-	Version string // default: the version of the services, if they all have one and the same; else "unversioned"
+	Version string // default: the version that all services have in common, else "unversioned"
 }
 
 // EncodeAsyncAPI returns an AsyncAPI 3.0 document of services, as JSON. The order of the services does not matter. In a
@@ -40,7 +40,7 @@ func EncodeAsyncAPI(services []*Service, opts *AsyncAPIOptions) ([]byte, error) 
 	encoder := json.NewEncoder(&text)
 	encoder.SetEscapeHTML(false)
 	encoder.SetIndent("", "  ")
-	if err := encoder.Encode(&b.document); err != nil { // a payload that came from elsewhere is no JSON
+	if err := encoder.Encode(&b.document); err != nil { // a Payload that Describe has not made may be no JSON
 		return nil, fmt.Errorf("topology: %w", err)
 	}
 	return text.Bytes(), nil
@@ -52,7 +52,7 @@ func checkServices(sorted []*Service) error {
 	}
 	for i, s := range sorted {
 		if s.Name == "" {
-			return errors.New("a description has no member service with the name of the service")
+			return errors.New(`a description has no name: its member "service" is missing or empty`)
 		}
 		if i > 0 && s.Name == sorted[i-1].Name {
 			return fmt.Errorf("there are two descriptions of service %s", s.Name)
@@ -66,7 +66,7 @@ func checkServices(sorted []*Service) error {
 	return nil
 }
 
-// allMessages returns the messages of s in no useful order.
+// allMessages returns the messages of s in any order.
 func (s *Service) allMessages() (all []Message) {
 	all = append(all, s.Emits...)
 	for i := range s.Steps {
@@ -97,8 +97,8 @@ func (s *Step) inputs() []*Input {
 	return []*Input{&s.Action, s.Compensation}
 }
 
-// about is the description of each document.
-const about = "Messages go through sagamill. Each one is sent at least once, and takes effect once for its headers " +
+// documentDescription is the description of each document.
+const documentDescription = "Messages go through sagamill. Each one is sent at least once, and takes effect once for its headers " +
 	outbox.HeaderScope + " and " + outbox.HeaderKey + "."
 
 // newBuilder returns a builder of a document that has no channels yet.
@@ -117,7 +117,7 @@ func newBuilder(services []*Service, opts *AsyncAPIOptions) *builder {
 			AsyncAPI: "3.0.0",
 			Info: info{
 				Title: cmp.Or(opts.Title, strings.Join(names, ", ")), Version: cmp.Or(opts.Version, version, "unversioned"),
-				Description: about,
+				Description: documentDescription,
 			},
 			Servers: map[string]*server{}, Channels: map[string]*channel{}, Operations: map[string]*operation{},
 			Components: components{
@@ -128,7 +128,7 @@ func newBuilder(services []*Service, opts *AsyncAPIOptions) *builder {
 	}
 }
 
-// addService adds what a service takes and sends.
+// addService adds the messages that a service receives and sends.
 func (b *builder) addService(s *Service) {
 	b.service = s
 	b.addServers()
@@ -144,7 +144,7 @@ func (b *builder) addService(s *Service) {
 	b.addEmits()
 }
 
-// addInput adds the operation of a step that takes a message.
+// addInput adds the operation of a step that receives a message.
 func (b *builder) addInput(step string, in *Input, undo bool) {
 	name, summary := b.service.Name+"."+step, "Step "+step
 	if undo {
@@ -164,7 +164,8 @@ func (b *builder) addInput(step string, in *Input, undo bool) {
 	b.addOperation(name, op)
 }
 
-// addSaga adds the commands of a version of a saga, and the replies to them. A further version adds what is different.
+// addSaga adds the commands of a version of a saga, and the replies to them. If another version is in the document
+// already, only the messages that differ are added.
 func (b *builder) addSaga(s *Saga) {
 	var replies, nested []ref
 	id := b.service.Name + "." + s.Name
@@ -195,7 +196,7 @@ func (b *builder) addSaga(s *Saga) {
 	}
 }
 
-// addCommand adds the operation of a saga that sends a command, or takes back a nested saga.
+// addCommand adds the operation of a saga that sends a command, or orders a nested saga to compensate.
 func (b *builder) addCommand(s *Saga, c *Command, replies string, reply ref) {
 	to := b.addChannel(c.Message.Topic)
 	sent := b.addMessage(to, c.Message.Type, *c.Message, c.Nested == "")
@@ -215,7 +216,7 @@ func (b *builder) addCommand(s *Saga, c *Command, replies string, reply ref) {
 	}
 }
 
-// addEmits adds an operation for each topic to which steps, or the service itself, send.
+// addEmits adds an operation for each topic to which steps or the service itself send messages.
 func (b *builder) addEmits() {
 	byTopic := map[string]*operation{}
 	senders := map[string][]string{}

@@ -12,7 +12,7 @@ import (
 	"github.com/sagamill/sagamill/outbox"
 )
 
-// The objects of AsyncAPI 3.0, as far as the document has them.
+// The objects of AsyncAPI 3.0 that the document uses.
 type (
 	document struct {
 		AsyncAPI   string                `json:"asyncapi"`
@@ -33,7 +33,7 @@ type (
 		Protocol string `json:"protocol"`
 	}
 	channel struct {
-		Address     *string         `json:"address"` // null: it is known at run time
+		Address     *string         `json:"address"` // null: known only at run time
 		Description string          `json:"description,omitempty"`
 		Servers     []ref           `json:"servers,omitempty"`
 		Messages    map[string]ref  `json:"messages"`
@@ -94,13 +94,13 @@ func sagaTopic(saga string) string { return flow.ReplyTopic(saga) }
 // A builder makes a document.
 type builder struct {
 	document
-	service    *Service          // the one that is being added
-	channelIDs map[string]string // by address; "": of the channel whose address is known at run time
+	service    *Service          // whose messages are being added
+	channelIDs map[string]string // by address; "" has the channel whose address is known only at run time
 }
 
 func refTo(path ...string) ref { return ref{"#/" + strings.Join(path, "/")} }
 
-// identifierOf replaces what an identifier of AsyncAPI may not have.
+// identifierOf replaces each character that an AsyncAPI identifier must not have by an underscore.
 func identifierOf(name string) string {
 	return strings.Map(func(r rune) rune {
 		if r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("._-", r) {
@@ -140,8 +140,8 @@ func (b *builder) findServer(wanted server) string {
 	return ""
 }
 
-// addChannel returns the identifier of the channel of a topic of the service. With RabbitMQ, an exchange that fans out
-// has the channel's address as its name.
+// addChannel returns the identifier of the channel of a topic of the service. With RabbitMQ the channel's address is the
+// name of a fanout exchange.
 func (b *builder) addChannel(topic string) string {
 	address := b.service.Prefix + topic
 	id, found := b.channelIDs[address]
@@ -160,7 +160,8 @@ func (b *builder) addChannel(topic string) string {
 	return id
 }
 
-// addReplyChannel returns the identifier of the channel of replies to sagas that the document may not have.
+// addReplyChannel returns the identifier of the channel for replies to any saga, also of a service that is not in the
+// document. A command names the topic of its reply only at run time.
 func (b *builder) addReplyChannel() string {
 	id, found := b.channelIDs[""]
 	if !found {
@@ -171,8 +172,8 @@ func (b *builder) addReplyChannel() string {
 	return id
 }
 
-// addOperation adds an operation of the service. One of the same name, as of another version of a saga, gets the
-// messages of both.
+// addOperation adds an operation of the service. If there is one of that name, such as that of another version of a
+// saga, addOperation adds the messages of op to it.
 func (b *builder) addOperation(name string, op *operation) {
 	op.Tags = []tag{{b.service.Name}}
 	same, found := b.Operations[identifierOf(name)]
@@ -190,8 +191,8 @@ func (b *builder) addOperation(name string, op *operation) {
 	}
 }
 
-// addMessage adds a message to a channel, and to the components unless they have it under that name. Messages of one
-// name that differ, as sender and receiver see them, are two.
+// addMessage adds a message to a channel, and to the components unless they have it already. If sender and receiver
+// describe one message differently, the second description gets another identifier, such as payment.made-2.
 func (b *builder) addMessage(channelID, name string, m Message, command bool) ref {
 	object, base := b.messageObject(m, command), identifierOf(name)
 	id := base
@@ -223,7 +224,7 @@ func (b *builder) messageObject(m Message, command bool) *message {
 	return object
 }
 
-// compactJSON returns a schema as it is compared: a description may have come with other spaces.
+// compactJSON removes spaces from a schema, so that the same schema from two descriptions compares equal.
 func compactJSON(schema json.RawMessage) json.RawMessage {
 	var text bytes.Buffer
 	if len(schema) == 0 || json.Compact(&text, schema) != nil {
@@ -250,7 +251,7 @@ func cloudEventSchema(m *Message) json.RawMessage {
 	return mustMarshal(map[string]any{"type": "object", "properties": properties, "required": []string{"specversion", "id", "source", "type"}})
 }
 
-// addHeaders returns the schema of the headers that a message has. Commands of a saga have one more.
+// addHeaders adds the schema of a message's headers and returns it. Commands of a saga have one header more.
 func (b *builder) addHeaders(command bool) ref {
 	text := func(description string) map[string]any {
 		return map[string]any{"type": "string", "description": description}

@@ -22,16 +22,17 @@ import (
 	"github.com/sagamill/sagamill/saga"
 )
 
-// A Service describes the messages of a service. It has no secrets: of the broker's URL it has host and virtual host.
+// A Service describes the messages of a service. It has no secrets: it keeps only scheme, host and virtual host of the
+// broker's URL.
 type Service struct {
 	Name        string    `json:"service"`
 	Version     string    `json:"version,omitempty"`
 	Prefix      string    `json:"prefix,omitempty"`       // begins the address of each topic
-	CloudEvents string    `json:"cloud_events,omitempty"` // structured, if messages are sent so
-	Servers     []Server  `json:"servers,omitempty"`      // brokers; empty: the messages do not go by RabbitMQ
+	CloudEvents string    `json:"cloud_events,omitempty"` // "structured" if the service sends CloudEvents in structured mode
+	Servers     []Server  `json:"servers,omitempty"`      // brokers; empty: the service does not use RabbitMQ
 	Steps       []Step    `json:"steps,omitempty"`
 	Sagas       []Saga    `json:"sagas,omitempty"` // each version
-	Emits       []Message `json:"emits,omitempty"` // besides those of Steps and Sagas
+	Emits       []Message `json:"emits,omitempty"` // messages that neither Steps nor Sagas list
 }
 
 // A Server is a broker.
@@ -41,18 +42,18 @@ type Server struct {
 	Path     string `json:"path,omitempty"` // the virtual host
 }
 
-// A Message is a type of messages.
+// A Message describes one type of message.
 type Message struct {
 	Topic       string          `json:"topic"`
 	Type        string          `json:"type"`
 	ContentType string          `json:"content_type,omitempty"` // "": any
-	Payload     json.RawMessage `json:"payload,omitempty"`      // JSON Schema; nil: nothing is known
+	Payload     json.RawMessage `json:"payload,omitempty"`      // JSON Schema; nil: the structure is not known
 }
 
-// An Input is a message that a step takes.
+// An Input is a message that a step receives.
 type Input struct {
 	Message
-	Reply *Message `json:"reply,omitempty"` // its topic is in the header x-sagamill-reply-to of the message
+	Reply *Message `json:"reply,omitempty"` // to the topic in the message's header x-sagamill-reply-to
 }
 
 // A Step is a step of a service.
@@ -70,27 +71,28 @@ type Saga struct {
 	Commands []Command `json:"commands,omitempty"`
 }
 
-// A Command is what a saga sends for a step, and the reply to it at the topic saga.Topic of the saga's name.
+// A Command is the message that a saga sends for a step, with its reply. The topic of the reply is saga.Topic of the
+// saga's name.
 type Command struct {
 	Step    string   `json:"step"`
 	Undo    bool     `json:"undo,omitempty"`   // it is the step's compensation
-	Nested  string   `json:"nested,omitempty"` // the saga that replies, in place of a participant
+	Nested  string   `json:"nested,omitempty"` // the nested saga that replies in place of a participant
 	Message *Message `json:"message,omitempty"`
 	Reply   Message  `json:"reply"`
 }
 
-// Options are what [Describe] cannot see in steps and sagas. The zero value is usable.
+// Options are what [Describe] cannot read from steps and sagas. The zero value is usable.
 type Options struct {
 	Version     string               // of the service; default: none
 	Prefix      string               // as in rabbitmq.ConfigOptions; default: none
-	BrokerURL   string               // of RabbitMQ, or several; default: the messages go another way
-	CloudEvents *cloudevents.Options // of the relay's publisher; default: there are none
-	Emits       []outbox.Output      // what the service sends besides: of HTTP handlers, local steps, saga.Definition.OnEnd
+	BrokerURL   string               // of RabbitMQ, or several separated by commas; default: the service does not use RabbitMQ
+	CloudEvents *cloudevents.Options // of the relay's publisher; default: the service sends no CloudEvents
+	Emits       []outbox.Output      // what else the service sends, such as from HTTP handlers, local steps and saga.Definition.OnEnd
 }
 
-// Describe returns the description of the service called name. JSON Schemas are made of the Go types of bodies; for
-// that, package encoding/json encodes sample values of them. A nil opts means the defaults. An error names the part
-// that cannot be used, and repeats no URL.
+// Describe returns the description of the service called name. It makes JSON Schemas from the Go types of bodies, and
+// checks them with sample values that package encoding/json encodes. A nil opts means the defaults. An error names the
+// part that cannot be used, and quotes no URL.
 func Describe(name string, steps []consumer.Step, sagas []saga.Plan, opts *Options) (*Service, error) {
 	if opts == nil {
 		opts = &Options{}
@@ -127,23 +129,22 @@ func Describe(name string, steps []consumer.Step, sagas []saga.Plan, opts *Optio
 
 const structured = "structured"
 
-// ports are those of URLs without one.
-var ports = map[string]string{"amqp": "5672", "amqps": "5671"}
+// defaultPorts are the ports of URLs that name none.
+var defaultPorts = map[string]string{"amqp": "5672", "amqps": "5671"}
 
-// describeServers returns the brokers of a list of URLs. A URL that cannot be read is not in the error, since it has a
-// password.
+// describeServers returns the brokers of a list of URLs. The error does not quote a URL, which may have a password.
 func describeServers(list string) (servers []Server, err error) {
 	if list == "" {
 		return nil, nil
 	}
 	for i, text := range brokerurls.Split(list) {
 		u, err := url.Parse(text)
-		if err != nil || u.Host == "" || ports[u.Scheme] == "" {
+		if err != nil || u.Host == "" || defaultPorts[u.Scheme] == "" {
 			return nil, fmt.Errorf("URL %d is not one of RabbitMQ, such as amqps://mq.example/shop", i+1)
 		}
 		host := u.Host
 		if u.Port() == "" {
-			host = net.JoinHostPort(u.Hostname(), ports[u.Scheme])
+			host = net.JoinHostPort(u.Hostname(), defaultPorts[u.Scheme])
 		}
 		servers = append(servers, Server{Protocol: u.Scheme, Host: host, Path: strings.TrimSuffix(u.EscapedPath(), "/")})
 	}
@@ -195,8 +196,8 @@ func describeInput(in *consumer.Input, undo bool) Input {
 	return d
 }
 
-// contentTypeOf returns the content type of the first codec that can encode a body, else that of JSON. An Input may have
-// codecs that are for the bodies of other steps.
+// contentTypeOf returns the content type of the first codec that can encode a body, or that of JSON if none can. An Input
+// may have codecs that are for the bodies of other steps.
 func contentTypeOf(codecs []outbox.Codec, body reflect.Type) string {
 	sample := reflect.New(body).Elem()
 	if body.Kind() == reflect.Pointer {
@@ -232,7 +233,7 @@ func (s *Service) addSaga(f *flow.Flow) {
 	}
 }
 
-// describeCommands returns the commands for one step of a saga: none for a local step.
+// describeCommands returns the commands for one step of a saga. A local step has none.
 func describeCommands(name string, n *machine.Node, f *flow.Functions) (commands []Command) {
 	topic := flow.ReplyTopic(name)
 	switch n.Kind {
@@ -266,7 +267,7 @@ func commandMessage(topic, typ, contentType string, body reflect.Type) Message {
 	return m
 }
 
-// replyMessage returns the reply to a command, or to a compensation, whose result is a result.
+// replyMessage returns the reply to a command or to a compensation. The type of the participant's result is result.
 func replyMessage(topic string, result reflect.Type, undo, nested bool) Message {
 	outcomes := []flow.Outcome{flow.OutcomeDone, flow.OutcomeRejected}
 	switch {

@@ -1,11 +1,11 @@
-// Package topology describes which messages a service takes and sends, and makes an AsyncAPI document of that.
+// Package topology describes the messages that a service receives and sends, and makes an AsyncAPI document from that.
 //
-// [Describe] returns the description of a service as data: a [Service], which is written and read as JSON. A service
-// that package sagamill runs has it at /topology. The command sagamill topology asyncapi prints the document of one or
-// several services, by [EncodeAsyncAPI].
+// [Describe] returns a [Service], which is the description of a service, written and read as JSON. A service of package
+// sagamill serves it at /topology. [EncodeAsyncAPI] makes a document of one or several services, which the command
+// sagamill topology asyncapi prints.
 //
-// Steps and sagas tell what they take and answer, and which commands they send. What a handler emits, nobody can know
-// before it runs: list it in consumer.Step.Emits. [Options].Emits is for what the service sends otherwise.
+// Describe reads from steps and sagas what they receive and reply, and which commands they send. It cannot know what a
+// handler emits: list that in consumer.Step.Emits, and everything else that the service sends in [Options].Emits.
 //
 // The files: describe.go (the description), schema.go (JSON Schemas of Go types), asyncapi.go (the document),
 // asyncapi_parts.go (its channels and messages).

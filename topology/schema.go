@@ -12,10 +12,10 @@ import (
 	"github.com/sagamill/sagamill/internal/guard"
 )
 
-// schemaOf returns the JSON Schema of what package encoding/json makes of a t, in words that draft-07 and its
-// successors share. Unknown members are allowed, since consumers ignore them. Each struct's schema is checked against
-// what the encoder really writes. A type of which no right schema can be made, such as one that contains itself, allows
-// anything, and its description says why.
+// schemaOf returns the JSON Schema of t as package encoding/json encodes it. It uses only keywords that draft-07 and its
+// successors share. Unknown members are allowed, since consumers ignore them. Each struct's schema is checked with
+// samples that the encoder writes. If no correct schema can be made for a type, such as one that contains itself, its
+// schema allows anything, and the description says why.
 func schemaOf(t reflect.Type) json.RawMessage {
 	for t.Kind() == reflect.Pointer {
 		t = t.Elem()
@@ -79,8 +79,8 @@ func (r *reflector) visitType(t reflect.Type) {
 	}
 }
 
-// inferSchemaOfParts returns the schema of a type whose parts have been visited. That of a map is ours: a nil map is
-// null, and keys may be numbers.
+// inferSchemaOfParts returns the schema of a type whose parts have been visited. It makes the schema of a map itself,
+// because package jsonschema does not know that a nil map is null and that keys may be numbers.
 func (r *reflector) inferSchemaOfParts(t reflect.Type) (*jsonschema.Schema, error) {
 	if t.Kind() != reflect.Map {
 		return r.inferSchema(t)
@@ -94,8 +94,8 @@ func (r *reflector) inferSchemaOfParts(t reflect.Type) (*jsonschema.Schema, erro
 	return s, nil
 }
 
-// encodedSchema returns the schema of a type that the encoder treats by its methods, or as a string of bytes. It returns
-// nil for any other type.
+// encodedSchema returns the schema of a type that encodes itself by methods, of a byte slice, and of an interface. It
+// returns nil for any other type.
 func encodedSchema(t reflect.Type) *jsonschema.Schema {
 	switch {
 	case t == reflect.TypeFor[time.Time]():
@@ -126,7 +126,7 @@ func opaqueSchema(t reflect.Type, why error) *jsonschema.Schema {
 	return &jsonschema.Schema{Types: allTypes, Description: fmt.Sprintf("%s in Go, of which no schema can be made: %v", t, why)}
 }
 
-// openObjects allows further members, and leaves out types that say nothing.
+// openObjects allows unknown members, and removes allTypes, which adds nothing.
 func openObjects(s *jsonschema.Schema) {
 	if s == nil {
 		return
@@ -144,7 +144,7 @@ func openObjects(s *jsonschema.Schema) {
 	}
 }
 
-// checkSamples returns an error if s refuses what the encoder writes of a t, or if s has other members.
+// checkSamples returns an error if s rejects a value of t that the encoder has written, also for an unknown member.
 func checkSamples(t reflect.Type, s *jsonschema.Schema) error {
 	resolved, err := s.Resolve(nil)
 	if err != nil {
@@ -162,7 +162,7 @@ func checkSamples(t reflect.Type, s *jsonschema.Schema) error {
 			return json.Unmarshal(text, &decoded)
 		})
 		if err != nil {
-			continue // a method of the type does not take this sample, which proves nothing
+			continue // a method of the type rejects this sample: it says nothing about s
 		}
 		if err := resolved.Validate(decoded); err != nil {
 			return fmt.Errorf("the encoder writes something else: %w", err)
@@ -171,8 +171,8 @@ func checkSamples(t reflect.Type, s *jsonschema.Schema) error {
 	return nil
 }
 
-// fillValue makes v, and all that is in it, other than zero. It leaves out what encodes itself, and types within
-// themselves, which are in path.
+// fillValue sets v and everything in it to values other than zero. It skips types that encode themselves, and types
+// that contain themselves: path has the types around v.
 func fillValue(v reflect.Value, path map[reflect.Type]bool) {
 	t := v.Type()
 	if !v.CanSet() || path[t] || t.Kind() != reflect.Pointer && encodedSchema(t) != nil {

@@ -36,12 +36,12 @@ func TestInitRefuses(t *testing.T) {
 		t.Fatal(err)
 	}
 	for args, says := range map[string]string{
-		"init":                             "say the NAME",
+		"init":                             "NAME is missing",
 		"init Shop -replace " + root:       `"Shop" is not of the form`,
 		"init ../shop -replace " + root:    "is not of the form",
 		"init shop cart -replace " + root:  `"cart" is one word too many`,
 		"init taken -replace " + root:      "taken: file exists: choose another NAME",
-		"init shop":                        "-replace where they are",
+		"init shop":                        "name their directory with -replace",
 		"init shop -replace " + dir:        "no sources of github.com/sagamill/sagamill",
 		"init shop -replace " + dir + "/x": "no sources of github.com/sagamill/sagamill",
 	} {
@@ -141,9 +141,9 @@ func TestCommandsFindARunningProgram(t *testing.T) {
 		args, says string
 		code       int
 	}{
-		{"migrate up -schema " + schema, "sagamill: database of the running a program\n", 0},
+		{"migrate up -schema " + schema, "sagamill: using the database of the running a program\n", 0},
 		{"outbox status -database= -schema " + schema, "no database: give -database or set DATABASE_URL\n", 1},
-		{"broker declare -topology " + topology, "no broker: that of the running a program is a part of it; give -amqp or set AMQP_URL\n", 1},
+		{"broker declare -topology " + topology, "no broker: the running a program has one that only it can use; give -amqp or set AMQP_URL\n", 1},
 	} {
 		var out bytes.Buffer
 		if code := run(t.Context(), strings.Fields(tt.args), &out, &out); code != tt.code || !strings.Contains(out.String(), tt.says) {

@@ -1,9 +1,9 @@
 // Command sagamill is the operator's command.
 //
 //	sagamill init                    write a new service into a directory
-//	sagamill dev                     find or start PostgreSQL and RabbitMQ, and hold them
+//	sagamill dev                     find or start PostgreSQL and RabbitMQ, and keep them running
 //
-//	sagamill status                  how all schemas are, on one page, and what needs a person
+//	sagamill status                  the state of all schemas on one page, and what needs a person
 //
 //	sagamill migrate up              create or update the tables
 //	sagamill migrate print           print the SQL, for people who apply it themselves
@@ -56,10 +56,10 @@
 //
 // The database is that of -database or DATABASE_URL, the schema that of
 // -schema, by default sagamill. All commands but migrate take several, as -schema a,b and with
-// -database given several times: one that lists or changes many goes from schema to schema, and one
-// about an instance or a letter finds the schema that has it. status, why, and the commands about the
-// instance of a KEY look at all schemas of the database by default. Each command says with -h what
-// else it takes. A database or a broker on another machine has to be reached over TLS, unless
+// -database given several times. A command that lists or changes many goes from schema to schema. A
+// command about one instance or letter finds the schema that has it. status, why, and the commands with
+// a KEY look at all schemas of the database by default. Each command prints its flags with -h. A
+// database or a broker on another machine has to be reached over TLS, unless
 // -allow-plaintext or SAGAMILL_ALLOW_PLAINTEXT says otherwise.
 //
 // A command that changes messages writes a row with -by and -why in the same transaction;

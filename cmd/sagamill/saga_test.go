@@ -217,9 +217,9 @@ func TestSagaVerbsOnMany(t *testing.T) {
 		code int
 		says []string
 	}{
-		{"retry -all -why x", 1, []string{"say which, with -all and a filter; -all -older 0s is every live one"}},
-		{"pause -all -yes -why x", 1, []string{"say which, with -all and a filter"}},
-		{"skip -all -step hotel -yes -why x", 1, []string{"say which, with -all and a filter"}},
+		{"retry -all -why x", 1, []string{"-all needs a filter; -all -older 0s picks every live instance"}},
+		{"pause -all -yes -why x", 1, []string{"-all needs a filter"}},
+		{"skip -all -step hotel -yes -why x", 1, []string{"-all needs a filter"}},
 		{"retry -all -saga= -why x", 1, []string{"-saga is empty"}},
 		{"retry -all -key= -why x", 1, []string{"-key is empty"}},
 		{"retry -all -older -1s -why x", 1, []string{"must not be negative"}},

@@ -26,12 +26,12 @@ func TestStatusShowsAllSchemas(t *testing.T) {
 	w.exec("UPDATE payments.outbox_relay SET holder = 'host-2', lease_until = now() - interval '1 hour', epoch = 8")
 	out, _ = sagamill(t, 0, "status", "-database", w.url)
 	contains(t, out,
-		`relay         "host\x1b[31m-1", its lease for 59m`, "more, epoch 7\n", "relay         none; the lease of host-2 is over since 1h", "epoch 8\n",
+		`relay         "host\x1b[31m-1", its lease for 59m`, "more, epoch 7\n", "relay         none; the lease of host-2 ended 1h", "epoch 8\n",
 		"inbox         1 retrying, 0 calling, the oldest for 2h0m, nothing is overdue; 3 dead: 2 terminal, 1 key-reused, the oldest for 2h0m\n",
-		"sagas         1 running, 0 compensating, the most silent for 4h0m; 1 stuck, the oldest for 4h0m; 1 paused, the oldest for 4h0m\n",
+		"sagas         1 running, 0 compensating, one unchanged for 4h0m; 1 stuck, the oldest for 4h0m; 1 paused, the oldest for 4h0m\n",
 		"needs a person:\n", "  payments  3 dead letters of steps: 2 terminal, 1 key-reused, the oldest for 2h0m", "sagamill dead list -schema payments\n",
 		"1 saga stuck, the oldest for 4h0m", "sagamill saga list -status stuck -schema orders\n", "sagamill saga list -status paused -schema orders\n")
-	if _, errs := sagamill(t, 1, "status", "-check", "-database", w.url); errs != "sagamill: 3 kinds of what needs a person\n" {
+	if _, errs := sagamill(t, 1, "status", "-check", "-database", w.url); errs != "sagamill: 3 lines under 'needs a person'\n" {
 		t.Errorf("-check says %q", errs)
 	}
 	if out, _ := sagamill(t, 0, "status", "-check", "-schema", "keys", "-database", w.url); strings.Contains(out, "orders") {
@@ -82,7 +82,7 @@ func TestStatusShowsSeveralDatabases(t *testing.T) {
 		"-schema nobody -database " + a.url + " -database " + b.url: "no tables of sagamill in schema nobody",
 		"-schema a;b -database " + a.url:                            `schema "a;b" must match`,
 		"-schema= -database " + a.url:                               "-schema has an empty name",
-		"-database " + a.url + " -database " + a.url:                "-database names one database twice",
+		"-database " + a.url + " -database " + a.url:                "-database names the same database twice",
 		"-database " + newTown(t).url:                               "no schema with tables of sagamill",
 		"-database=":                                                "no database",
 	} {

@@ -85,19 +85,19 @@ func TestTopologyReadsDescriptions(t *testing.T) {
 	t.Parallel()
 	const shop, pay = `{"service": "shop", "version": "1"}`, `{"service": "pay", "version": "1", "further": true}`
 	for want, files := range map[string][]string{
-		`"title": "pay, shop"`:                 {shop + pay},
-		`"title": "mail, pay, shop"`:           {"[" + shop + "," + pay + "]", `{"service": "mail"}`},
-		`"version": "1"`:                       {pay, shop},
-		`"version": "unversioned"`:             {`{"service": "mail"}`, shop},
-		"say with -from what the services say": {},
-		"two descriptions of service shop":     {shop, shop},
-		`it is no description of a service`:    {`{"prefix": "a", "services": []}`},
-		"there is no description of a service": {""},
-		"unexpected EOF":                       {shop + "{"},
-		"cannot unmarshal":                     {`[3]`},
-		"a message has no topic or no type":    {`{"service": "shop", "steps": [{"name": "charge"}]}`},
-		"no such file":                         {"/dev/null/no such file"},
-		"sagamill: -from":                      {"null"},
+		`"title": "pay, shop"`:                             {shop + pay},
+		`"title": "mail, pay, shop"`:                       {"[" + shop + "," + pay + "]", `{"service": "mail"}`},
+		`"version": "1"`:                                   {pay, shop},
+		`"version": "unversioned"`:                         {`{"service": "mail"}`, shop},
+		"no description of a service: give one with -from": {},
+		"two descriptions of service shop":                 {shop, shop},
+		`this is no description of a service`:              {`{"prefix": "a", "services": []}`},
+		"there is no description of a service":             {""},
+		"unexpected EOF":                                   {shop + "{"},
+		"cannot unmarshal":                                 {`[3]`},
+		"a message has no topic or no type":                {`{"service": "shop", "steps": [{"name": "charge"}]}`},
+		"no such file":                                     {"/dev/null/no such file"},
+		"sagamill: -from":                                  {"null"},
 	} {
 		args := []string{"topology", "asyncapi"}
 		for _, text := range files {

@@ -6,12 +6,12 @@ import (
 	"path/filepath"
 )
 
-// advertisement is the file in a run's directory with what [Services.Advertise] has been told.
+// advertisement is the file in a run's directory that [Services.Advertise] writes.
 const advertisement = "services.json"
 
 // An Advertised says where the servers of a running program are. The URLs have passwords.
 type Advertised struct {
-	Program     string // for people
+	Program     string // its name, for people
 	DatabaseURL string
 	AMQPURL     string
 }
@@ -30,8 +30,8 @@ func (s *Services) Advertise(program string) error {
 	return os.WriteFile(filepath.Join(dir.path, advertisement), text, 0o600)
 }
 
-// FindAdvertised returns what running programs of this user advertise. A child of a program with services finds
-// nothing: it has them in its environment.
+// FindAdvertised returns the servers that running programs of this user advertise. A child of a program with servers
+// finds nothing, because its environment has their URLs.
 func FindAdvertised() (all []Advertised) {
 	if os.Getenv(stepsVariable) == "env" {
 		return nil
@@ -50,7 +50,7 @@ func FindAdvertised() (all []Advertised) {
 	return all
 }
 
-// readAdvertisement reads the file of a run that is alive, whose directory is locked.
+// readAdvertisement reads the file of a run, unless the run has ended: a living run locks its directory.
 func readAdvertisement(dir string) (found Advertised, ok bool) {
 	text, err := os.ReadFile(filepath.Join(dir, advertisement))
 	if err != nil || !isOurDirectory(dir) {

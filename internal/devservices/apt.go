@@ -21,10 +21,10 @@ const (
 	policyForbids = "#!/bin/sh\nexit 101\n"
 )
 
-// installVariable is the environment variable with which a user forbids installations.
+// installVariable is the environment variable by which a user forbids installations.
 const installVariable = "SAGAMILL_INSTALL"
 
-// InstallForbidden reports whether the user forbids to install packages and to fetch servers.
+// InstallForbidden reports whether the user forbids installing packages and fetching servers.
 func InstallForbidden() (bool, error) {
 	switch value := os.Getenv(installVariable); value {
 	case "", "yes":
@@ -45,7 +45,7 @@ func (r *run) announceInstall(why, action string) error {
 	return nil
 }
 
-// noServer is the reason for the installation of a server: all other ways have failed.
+// noServer returns the reason for installing a server: all other ways have failed.
 func noServer(service string) string { return service + " neither runs here nor is installed" }
 
 // aptPostgres installs the distribution's PostgreSQL and then starts a private server from it.
@@ -107,7 +107,7 @@ func (r *run) installPackages(ctx context.Context, apt aptGet, why string, names
 	}
 	// Without a network, package lists of the image or of an earlier update may do.
 	if err := get("update"); err != nil {
-		r.printLine("apt-get update did not work, using the lists there are: %s", oneLine(err))
+		r.printLine("apt-get update failed, so the existing package lists are used: %s", oneLine(err))
 	}
 	return get(append([]string{"install", "-y", "--no-install-recommends"}, names...)...)
 }

@@ -77,7 +77,7 @@ func parseRedisURL(server string) (redisServer, error) {
 }
 
 // probeRedis logs in and returns the server's version and place. The result and the error do not hold the password. It
-// speaks the protocol itself: the client library would be a quarter of the time that a demo takes to compile.
+// speaks the protocol itself, because compiling the client library would take a quarter of a demo's build time.
 func probeRedis(ctx context.Context, timeout time.Duration, server string) (string, error) {
 	at, err := parseRedisURL(server)
 	if err != nil {
@@ -98,10 +98,10 @@ func probeRedis(ctx context.Context, timeout time.Duration, server string) (stri
 	if err := session.logIn(at.login); err != nil {
 		return "", err
 	}
-	if _, err := session.call("SELECT", strconv.Itoa(at.database)); err != nil {
+	if _, err := session.sendCommand("SELECT", strconv.Itoa(at.database)); err != nil {
 		return "", err
 	}
-	info, err := session.call("INFO")
+	info, err := session.sendCommand("INFO")
 	if err != nil {
 		return "", err
 	}
@@ -135,7 +135,7 @@ type redisSession struct {
 	answers *bufio.Reader
 }
 
-// logIn sends the password, if the URL has one. A URL may leave out the user, whose name is then "default".
+// logIn sends the password, if the URL has one. Without a user in the URL, Redis takes the user "default".
 func (s redisSession) logIn(login *url.Userinfo) error {
 	password, ok := login.Password()
 	if !ok {
@@ -145,12 +145,12 @@ func (s redisSession) logIn(login *url.Userinfo) error {
 	if user := login.Username(); user != "" {
 		command = []string{"AUTH", user, password}
 	}
-	_, err := s.call(command...)
+	_, err := s.sendCommand(command...)
 	return err
 }
 
-// call returns the answer to a command. The answer is a line, or a text with its length in front.
-func (s redisSession) call(command ...string) (string, error) {
+// sendCommand returns the answer to a command. The answer is a line, or a text after its length.
+func (s redisSession) sendCommand(command ...string) (string, error) {
 	var request strings.Builder
 	fmt.Fprintf(&request, "*%d\r\n", len(command))
 	for _, word := range command {
@@ -175,7 +175,7 @@ func (s redisSession) call(command ...string) (string, error) {
 		size, err = strconv.Atoi(rest)
 	}
 	if kind != "$" || err != nil || size < 0 || size > maxRedisAnswer {
-		return "", errors.New("it is no Redis server")
+		return "", errors.New("it is not a Redis server")
 	}
 	text := make([]byte, size+len("\r\n"))
 	if _, err := io.ReadFull(s.answers, text); err != nil {

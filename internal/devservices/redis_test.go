@@ -113,11 +113,11 @@ func TestProbeRedisRefusesOthers(t *testing.T) {
 	for answers, want := range map[string]string{
 		"+OK\r\n$35\r\nredis_version:5.0.14\r\nrole:master\r\n\r\n": `version "5.0.14"`,
 		"-NOAUTH Authentication required.\r\n":                      "NOAUTH",
-		"220 mail.example ESMTP\r\n":                                "no Redis server",
-		"+OK\r\n$99999999999\r\n":                                   "no Redis server",
-		"+OK\r\n$-1\r\n":                                            "no Redis server",
+		"220 mail.example ESMTP\r\n":                                "not a Redis server",
+		"+OK\r\n$99999999999\r\n":                                   "not a Redis server",
+		"+OK\r\n$-1\r\n":                                            "not a Redis server",
 		"+OK\r\n$3\r\n":                                             "EOF",
-		"\r\n":                                                      "no Redis server",
+		"\r\n":                                                      "not a Redis server",
 		"+OK\r\n$45\r\n# Server\r\nredis_version:7.0.0\r\nrole:replica\r\n\r\n": "it is a replica",
 	} {
 		listener, err := net.Listen("tcp", "127.0.0.1:0")

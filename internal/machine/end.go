@@ -2,7 +2,7 @@ package machine
 
 // An EndCall is the call of the plan's OnEnd: the instance ends in the transaction in which the call succeeds.
 type EndCall struct {
-	Tries  int    `json:"tries,omitempty"`  // that failed, since a person last reset them
+	Tries  int    `json:"tries,omitempty"`  // failed calls since a person last reset them
 	Due    Millis `json:"due,omitempty"`    // end of the wait for the next try; 0: now, or never
 	Stuck  bool   `json:"stuck,omitempty"`  // a person must act
 	Reason string `json:"reason,omitempty"` // of the last failure
@@ -18,7 +18,7 @@ func (c *EndCall) isWaiting() bool { return c.Stuck || c.Due != 0 }
 func (m *Machine) Outcome(p *Progress) Phase {
 	var tasks []Task
 	switch {
-	case p.Phase == Running && m.planForward(p, &m.root, &tasks) && !p.awaitsFold():
+	case p.Phase == Running && m.planForward(p, &m.root, &tasks) && !p.hasUnstoredResult():
 		return Completed
 	case p.Phase == Compensating && m.planBackward(p, &m.root, &tasks):
 		return Compensated
@@ -26,15 +26,16 @@ func (m *Machine) Outcome(p *Progress) Phase {
 	return ""
 }
 
-// endPhase ends a phase that has nothing left to do. An instance with an OnEnd ends by the event EndDone instead.
+// endPhase ends the phase if no step is left in it. An instance with an OnEnd ends by the event EndDone instead.
 func (m *Machine) endPhase(p *Progress) {
 	outcome := m.Outcome(p)
 	if outcome != "" && (!m.plan.OnEnd || p.Back > 0) {
-		m.endWith(p, outcome)
+		m.endInPhase(p, outcome)
 	}
 }
 
-func (m *Machine) endWith(p *Progress, outcome Phase) {
+// endInPhase ends the instance, or pauses it at the step to which it went back.
+func (m *Machine) endInPhase(p *Progress, outcome Phase) {
 	if outcome == Completed {
 		p.Phase, p.Paused, p.End = Completed, false, EndCall{}
 		return
@@ -42,13 +43,13 @@ func (m *Machine) endWith(p *Progress, outcome Phase) {
 	m.endCompensation(p)
 }
 
-// noteEndCall takes the outcome of the call of OnEnd.
+// noteEndCall applies the outcome of a call of OnEnd: an EndDone, EndFailed or EndBroken.
 func (m *Machine) noteEndCall(p *Progress, e Event) error {
 	if err := m.checkTask(p, Task{Kind: OnEnd}); err != nil {
 		return err
 	}
 	if e.Kind == EndDone {
-		m.endWith(p, m.Outcome(p))
+		m.endInPhase(p, m.Outcome(p))
 		return nil
 	}
 	p.End.Tries++
@@ -61,8 +62,8 @@ func (m *Machine) noteEndCall(p *Progress, e Event) error {
 	return nil
 }
 
-// awaitsFold reports whether a result is still to be put into the state.
-func (p *Progress) awaitsFold() bool {
+// hasUnstoredResult reports whether the result of a step is not yet in the state of the definition.
+func (p *Progress) hasUnstoredResult() bool {
 	for i := range p.Steps {
 		if len(p.Steps[i].Result) > 0 {
 			return true

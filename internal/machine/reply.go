@@ -28,7 +28,7 @@ func (m *Machine) applyReply(p *Progress, s *Step, e Event) error {
 	case Failed:
 		m.applyFailure(p, s, e)
 	case Held:
-		s.hold(p, e.Reason)
+		s.holdStep(p, e.Reason)
 	case Broken:
 		m.applyMistake(p, s, e)
 	case Overdue:
@@ -143,9 +143,9 @@ func (m *Machine) applyFailure(p *Progress, s *Step, e Event) {
 	}
 }
 
-// hold notes that a person decides at the participant. A saga that compensates does not wait for that: it undoes the
+// holdStep notes that a person decides at the participant. A saga that compensates does not wait for that: it undoes the
 // step.
-func (s *Step) hold(p *Progress, reason string) {
+func (s *Step) holdStep(p *Progress, reason string) {
 	if s.State == InFlight && p.Phase == Compensating {
 		s.stopWith(Unknown, reason)
 		s.Tries = 0
@@ -154,7 +154,7 @@ func (s *Step) hold(p *Progress, reason string) {
 	s.Reason, s.Held = reason, s.State == InFlight
 }
 
-// applyMistake takes a failure that is no outcome of the business: it compensates nothing. A person mends the mistake
+// applyMistake applies a failure that comes from a mistake in a program: it compensates nothing. A person mends the mistake
 // and has the step tried again.
 func (m *Machine) applyMistake(p *Progress, s *Step, e Event) {
 	switch {

@@ -19,9 +19,9 @@ const (
 	tooManyConnections = "53300"
 )
 
-// RetryUntilReachable calls work until the server can be reached, and returns work's error. It gives report the first
-// error, which says why and which server, and later errors at most every 10 s. If ctx ends before, it returns the last
-// error together with that of ctx.
+// RetryUntilReachable calls work until the server can be reached, and returns work's error. It calls report with the
+// first error, which names the server and the cause, and then at most every 10 s. If ctx ends before, it returns the
+// last error together with that of ctx.
 func RetryUntilReachable(ctx context.Context, report func(error), work func(context.Context) error) error {
 	var reported time.Time
 	for {
@@ -39,8 +39,8 @@ func RetryUntilReachable(ctx context.Context, report func(error), work func(cont
 	}
 }
 
-// isUnreachable reports that no server answers, or that it will take connections later. Any other answer means a
-// wrong setting, such as a database that does not exist.
+// isUnreachable reports whether no server answers, or the server does not take connections yet. Any other answer is
+// caused by a wrong setting, such as a database that does not exist.
 func isUnreachable(err error) bool {
 	var refused *pgconn.ConnectError
 	var answered *pgconn.PgError

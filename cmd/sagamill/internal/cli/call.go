@@ -140,34 +140,34 @@ func (c *Call) checkDatabases() error {
 	return nil
 }
 
-// findDatabase takes the database of the only program of this user that advertises one, such as make demo or sagamill
-// dev, if none is named.
+// findDatabase chooses a database if the command line names none: that of a program of this user that advertises one,
+// such as make demo or sagamill dev. It returns an error if there are several such programs.
 func (c *Call) findDatabase() error {
 	if len(c.databases.urls) > 0 {
 		return nil
 	}
-	running, err := c.findRunning("database", "DATABASE_URL")
+	running, err := c.findAdvertised("database", "DATABASE_URL")
 	if err == nil {
 		c.databases.urls = []string{running.DatabaseURL}
 	}
 	return err
 }
 
-// FindBroker does the same for the URL of the broker, whose flag is -amqp.
+// FindBroker does the same for the URL of the broker, which the flag -amqp names.
 func (c *Call) FindBroker(url *string) error {
 	if *url != "" {
 		return nil
 	}
-	running, err := c.findRunning("amqp", "AMQP_URL")
+	running, err := c.findAdvertised("amqp", "AMQP_URL")
 	if err == nil && (running.AMQPURL == "" || running.AMQPURL == devservices.InProcess) {
-		return fmt.Errorf("no broker: that of the running %s is a part of it; give -amqp or set AMQP_URL", running.Program)
+		return fmt.Errorf("no broker: the running %s has one that only it can use; give -amqp or set AMQP_URL", running.Program)
 	}
 	*url = running.AMQPURL
 	return err
 }
 
-// findRunning returns the only program of this user that advertises its servers, if the flag was not given.
-func (c *Call) findRunning(flag, variable string) (found devservices.Advertised, err error) {
+// findAdvertised returns the only program of this user that advertises its servers, if the flag was not given.
+func (c *Call) findAdvertised(flag, variable string) (found devservices.Advertised, err error) {
 	what := map[string]string{"database": "database", "amqp": "broker"}[flag]
 	var running []devservices.Advertised
 	if !c.IsGiven([]string{flag}) {
@@ -180,14 +180,14 @@ func (c *Call) findRunning(flag, variable string) (found devservices.Advertised,
 		}
 		return found, fmt.Errorf("no %s: give -%s, set %s, or let sagamill dev run beside this command", what, flag, variable)
 	case 1:
-		fmt.Fprintf(c.Stderr, "sagamill: %s of the running %s\n", what, running[0].Program)
+		fmt.Fprintf(c.Stderr, "sagamill: using the %s of the running %s\n", what, running[0].Program)
 		return running[0], nil
 	}
 	names := make([]string, len(running))
 	for i := range running {
 		names[i] = running[i].Program
 	}
-	return found, fmt.Errorf("no %s: give -%s or set %s, since several programs run that have one: %s", what, flag, variable, strings.Join(names, ", "))
+	return found, fmt.Errorf("no %s: give -%s or set %s, because several running programs have one: %s", what, flag, variable, strings.Join(names, ", "))
 }
 
 // PrintHelp prints the command's flags.

@@ -42,7 +42,7 @@ func (l *urlList) Set(url string) error {
 	return nil
 }
 
-// OneDatabase returns the URL of the database of a command that is about one.
+// OneDatabase returns the URL of the database. It returns an error if the command line names several.
 func (c *Call) OneDatabase() (string, error) {
 	if n := len(c.databases.urls); n != 1 {
 		return "", fmt.Errorf("-database: this command is about one database, not about %d", n)
@@ -81,8 +81,8 @@ func (c *Call) OpenDatabases(ctx context.Context) (all []*Database, err error) {
 		all[0].Label, all[0].flag = "", ""
 		return all, nil
 	}
-	if !distinguish(all) {
-		return fail(errors.New("-database names one database twice"))
+	if !makeLabelsUnique(all) {
+		return fail(errors.New("-database names the same database twice"))
 	}
 	return all, nil
 }
@@ -131,9 +131,9 @@ func parseDatabase(text string) (*pgxpool.Config, error) {
 	return config, nil
 }
 
-// distinguish adds the server to the names of databases if two have the same name. It reports whether the names differ
-// then.
-func distinguish(all []*Database) bool {
+// makeLabelsUnique adds the server to all labels if two databases have the same name. It reports whether the labels
+// differ then.
+func makeLabelsUnique(all []*Database) bool {
 	differ := func() bool {
 		seen := map[string]bool{}
 		for _, d := range all {

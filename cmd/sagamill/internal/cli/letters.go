@@ -82,7 +82,7 @@ func (c *Call) ForEachLetters(ctx context.Context, side operator.Side, who opera
 	if err != nil {
 		return err
 	}
-	return c.eachOf(ctx, targets, of, asJSON, func(ctx context.Context, t *Target) error {
+	return c.forSomeTargets(ctx, targets, of, asJSON, func(ctx context.Context, t *Target) error {
 		d, err := t.OpenDeadLetters(side, who)
 		if err != nil {
 			return err

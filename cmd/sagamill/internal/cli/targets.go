@@ -38,12 +38,12 @@ const (
 type Target struct {
 	DB     *pgxpool.Pool
 	Schema string
-	Name   string // the schema, behind its database if the command line names several
+	Name   string // the schema, or DATABASE/SCHEMA if the command line names several databases
 	Label  string // Name if the command is about several targets, else ""
-	Flags  string // its -schema, and -database if there are several, on a command line for a shell: a blank before it, no password
+	Flags  string // the flags -schema and, if there are several, -database, for a shell: they begin with a blank and have no password
 }
 
-// Targets are all that a command is about.
+// Targets are all schemas that a command is about.
 type Targets struct {
 	All       []*Target
 	databases []*Database
@@ -112,7 +112,7 @@ func (c *Call) NamedSchemas(without Default) ([]string, error) {
 	return names, nil
 }
 
-// OneSchema returns the schema of a command that is about one.
+// OneSchema returns the schema. It returns an error if the command line names several.
 func (c *Call) OneSchema() (string, error) {
 	names := c.schemaNames()
 	if len(names) > 1 {
@@ -164,15 +164,15 @@ func (c *Call) openTargets(ctx context.Context, which Default, names []string) (
 			t.Label = t.Name
 		}
 	}
-	if err := checkNames(names, targets.All); err != nil {
+	if err := checkNamesFound(names, targets.All); err != nil {
 		targets.Close()
 		return nil, err
 	}
 	return targets, nil
 }
 
-// checkNames returns an error for a name that no target has.
-func checkNames(names []string, all []*Target) error {
+// checkNamesFound returns an error for a name that no target has.
+func checkNamesFound(names []string, all []*Target) error {
 	for _, name := range names {
 		if !slices.ContainsFunc(all, func(t *Target) bool { return t.Schema == name }) {
 			return fmt.Errorf("schema %q has no tables of sagamill in any of the databases", name)
@@ -189,7 +189,7 @@ func (c *Call) ForEachTarget(ctx context.Context, without Default, asJSON bool, 
 		return err
 	}
 	defer targets.Close()
-	return c.eachOf(ctx, targets, targets.All, asJSON, do)
+	return c.forSomeTargets(ctx, targets, targets.All, asJSON, do)
 }
 
 // Each calls do for each target, and names the target in an error if there are several. All of them may take
@@ -205,8 +205,8 @@ func (t *Targets) Each(ctx context.Context, do func(ctx context.Context, t *Targ
 	return nil
 }
 
-// eachOf is ForEachTarget for some of targets.
-func (c *Call) eachOf(ctx context.Context, targets *Targets, some []*Target, asJSON bool, do func(ctx context.Context, t *Target) error) error {
+// forSomeTargets is ForEachTarget for some of targets.
+func (c *Call) forSomeTargets(ctx context.Context, targets *Targets, some []*Target, asJSON bool, do func(ctx context.Context, t *Target) error) error {
 	for _, t := range some {
 		if t.Label != "" && !asJSON {
 			fmt.Fprintf(c.Stdout, "schema %s:\n", t.Label)

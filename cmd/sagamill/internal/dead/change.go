@@ -153,10 +153,10 @@ func newProgress(c *cli.Call, began time.Time) func(operator.Outcomes) {
 func judgeRedrive(c *cli.Call, o operator.Outcomes, ids int) error {
 	handled := o.Sent() + o.Removed() + o.Left()
 	if handled == 0 && ids > 0 {
-		return errors.New("nothing was done: no dead letters with these ids, or no longer, or not what the filter picks")
+		return errors.New("nothing was changed: no dead letter matches these ids and this filter")
 	}
 	if handled < ids {
-		fmt.Fprintf(c.Stderr, "%d of %d ids left out: no dead letters, or no longer, or not what the filter picks\n", ids-handled, ids)
+		fmt.Fprintf(c.Stderr, "%d of %d ids left out: no dead letter matches them and this filter\n", ids-handled, ids)
 	}
 	if n := o[operator.OutcomeTooOld]; n > 0 {
 		fmt.Fprintf(c.Stderr, "too old: %d, older than what is known of steps, so that they may have run: -force runs them all the same\n", n)
@@ -278,10 +278,10 @@ func reportChange(c *cli.Call, t *cli.Target, filter operator.Filter, did string
 		err = errors.Join(c.PrintCount(t.Label, did, to, n, asJSON), err)
 	}
 	if err == nil && n == 0 && ids > 0 {
-		return fmt.Errorf("nothing was done: no %s with these ids, or no longer, or not what the filter picks, or at work", to)
+		return fmt.Errorf("nothing was changed: none of the %s matches these ids and this filter, or all that match are at work", to)
 	}
 	if err == nil && n < ids {
-		fmt.Fprintf(c.Stderr, "%d of %d ids left out: no %s, or no longer, or not what the filter picks, or at work\n", ids-n, ids, to)
+		fmt.Fprintf(c.Stderr, "%d of %d ids left out: none of the %s matches them and this filter, or its step is at work\n", ids-n, ids, to)
 	}
 	return err
 }

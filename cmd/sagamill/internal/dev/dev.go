@@ -1,4 +1,4 @@
-// Package dev has the commands for the development of a service: init writes one, and dev holds servers for it.
+// Package dev has the commands for developing a service: init writes one, and dev runs servers for it.
 package dev
 
 import (
@@ -22,24 +22,24 @@ import (
 func Commands() []cli.Command {
 	return []cli.Command{
 		{Words: "init", About: "write a new service into a directory: NAME", Run: initService, NoDatabase: true},
-		{Words: "dev", About: "find or start PostgreSQL and RabbitMQ, print their URLs, and hold them until Ctrl-C, or while a COMMAND runs", Run: holdServers, NoDatabase: true},
+		{Words: "dev", About: "find or start PostgreSQL and RabbitMQ, print their URLs, and keep them running until Ctrl-C, or while a COMMAND runs", Run: runServers, NoDatabase: true},
 	}
 }
 
-// database is where sagamill dev keeps tables on a server that was found.
-const database = "sagamill_dev"
+// databaseName is the database that sagamill dev uses on a server that was already running.
+const databaseName = "sagamill_dev"
 
 // stopPatience is how long a COMMAND may take to end after a signal.
 const stopPatience = time.Minute
 
-// holdServers starts the servers, migrates the schemas, and then waits, or runs a command with the servers in its
-// environment.
-func holdServers(ctx context.Context, c *cli.Call) (err error) {
+// runServers finds or starts the servers and migrates the schemas. Then it waits for Ctrl-C, or runs a command that has
+// the servers' URLs in its environment.
+func runServers(ctx context.Context, c *cli.Call) (err error) {
 	schemas := c.Flags.String("migrate", "", "schemas whose tables are created or updated, separated by commas; a service of package sagamill does that itself; default: none")
 	if err := parseCommandLine(c); err != nil {
 		return err
 	}
-	services, err := devservices.Start(ctx, &devservices.Options{Log: c.Stderr, KeepDatabase: true, Database: database})
+	services, err := devservices.Start(ctx, &devservices.Options{Log: c.Stderr, KeepDatabase: true, Database: databaseName})
 	if err != nil {
 		return err
 	}
@@ -65,7 +65,7 @@ func holdServers(ctx context.Context, c *cli.Call) (err error) {
 	return nil
 }
 
-// parseCommandLine reads the flags, behind which a command may stand.
+// parseCommandLine reads the flags. A command may follow them.
 func parseCommandLine(c *cli.Call) error {
 	err := c.Flags.Parse(c.Args)
 	if errors.Is(err, flag.ErrHelp) {
@@ -74,8 +74,9 @@ func parseCommandLine(c *cli.Call) error {
 	return err
 }
 
-// runCommand runs command until it ends or ctx does. The command and what it starts are a process group, which is ended
-// as a whole: `go run` does not pass a signal on to its program. So the command cannot read from a terminal.
+// runCommand runs command until it ends or ctx does. The command and its children are a process group, which gets the
+// signal as a whole, because `go run` does not pass a signal on to its program. A command in its own process group
+// cannot read from the terminal.
 func runCommand(ctx context.Context, c *cli.Call, services *devservices.Services, command []string) error {
 	env := services.Environ(os.Environ())
 	if services.AMQPURL == devservices.InProcess {

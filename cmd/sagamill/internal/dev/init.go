@@ -29,7 +29,7 @@ const (
 
 var serviceName = regexp.MustCompile(`^[a-z][a-z0-9-]{0,30}$`)
 
-// initService writes a new service into the directory NAME. It writes nothing if there is something of that name.
+// initService writes a new service into the directory NAME, which must not exist.
 func initService(_ context.Context, c *cli.Call) error {
 	checkout := c.Flags.String("replace", "", "directory with the sources of "+modulePath+" to use; default: the version of this command")
 	name, err := parseName(c)
@@ -59,7 +59,7 @@ func initService(_ context.Context, c *cli.Call) error {
 	return nil
 }
 
-// parseName reads the NAME, before or behind the flags.
+// parseName reads the NAME, which may stand before or after the flags.
 func parseName(c *cli.Call) (string, error) {
 	var words []string
 	for rest := c.Args; ; {
@@ -77,7 +77,7 @@ func parseName(c *cli.Call) (string, error) {
 	}
 	switch {
 	case len(words) == 0:
-		return "", errors.New("say the NAME of the service")
+		return "", errors.New("NAME is missing: give the name of the service")
 	case len(words) > 1:
 		return "", fmt.Errorf("%q is one word too many: a service has one NAME", words[1])
 	case !serviceName.MatchString(words[0]):
@@ -100,7 +100,7 @@ func moduleRequirement(checkout string) (string, error) {
 	}
 	info, ok := debug.ReadBuildInfo()
 	if !ok || info.Main.Version == "" || info.Main.Version == "(devel)" {
-		return "", errors.New("this command was built from sources without a version: say with -replace where they are")
+		return "", errors.New("this command was built from sources without a version: name their directory with -replace")
 	}
 	return fmt.Sprintf("require %s %s\n", modulePath, info.Main.Version), nil
 }
@@ -123,7 +123,7 @@ func writeService(name, requirement string) error {
 		if err != nil {
 			return err
 		}
-		return os.WriteFile(to, []byte(rename(string(text), name)), 0o666)
+		return os.WriteFile(to, []byte(renameModel(string(text), name)), 0o666)
 	})
 	if err != nil {
 		return err
@@ -133,8 +133,8 @@ func writeService(name, requirement string) error {
 	return os.WriteFile(filepath.Join(name, "go.mod"), []byte(mod), 0o666)
 }
 
-// rename puts the name of the service, and in SQL that of its schema, in the place of the model's.
-func rename(text, name string) string {
+// renameModel replaces the model's name by the name of the service, and in SQL by that of its schema.
+func renameModel(text, name string) string {
 	return strings.NewReplacer(modelName+".", schemaOf(name)+".", modelName, name).Replace(text)
 }
 

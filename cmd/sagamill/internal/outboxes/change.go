@@ -80,10 +80,10 @@ func changeTarget(ctx context.Context, c *cli.Call, t *cli.Target, d *operator.D
 	}
 	ids := len(said.filter.IDs)
 	if err == nil && n == 0 && ids > 0 {
-		return fmt.Errorf("nothing was done: no %s with these ids, or no longer, or not what the filter picks", what.to)
+		return fmt.Errorf("nothing was changed: none of the %s matches these ids and this filter", what.to)
 	}
 	if err == nil && n < ids {
-		fmt.Fprintf(c.Stderr, "%d of %d ids left out: no %s, or no longer, or not what the filter picks\n", ids-n, ids, what.to)
+		fmt.Fprintf(c.Stderr, "%d of %d ids left out: none of the %s matches them and this filter\n", ids-n, ids, what.to)
 	}
 	return err
 }

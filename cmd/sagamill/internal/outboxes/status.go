@@ -59,7 +59,7 @@ func printStatus(c *cli.Call, s *outbox.Stats) error {
 		fields = append(fields, [2]string{leaf, fmt.Sprintf("%.1f MiB", float64(s.Leaves[leaf])/(1<<20))})
 	}
 	if s.WriterPID != 0 {
-		fields = append(fields, [2]string{"writer", fmt.Sprintf("a transaction that has written is open for %s, server process %d", s.OldestWriter.Round(time.Millisecond), s.WriterPID)})
+		fields = append(fields, [2]string{"writer", fmt.Sprintf("a transaction that has written has been open for %s, server process %d", s.OldestWriter.Round(time.Millisecond), s.WriterPID)})
 	}
 	return cli.PrintFields(c.Stdout, fields)
 }
@@ -78,7 +78,7 @@ func FormatRelay(s *outbox.Stats) string {
 	case s.Holder != "":
 		return fmt.Sprintf("%s, its lease for %s more, epoch %d", cli.FormatCell(s.Holder), s.Lease.Round(time.Millisecond), s.Epoch)
 	case s.LastHolder != "":
-		return fmt.Sprintf("none; the lease of %s is over since %s, epoch %d", cli.FormatCell(s.LastHolder), cli.FormatAge(-s.Lease), s.Epoch)
+		return fmt.Sprintf("none; the lease of %s ended %s ago, epoch %d", cli.FormatCell(s.LastHolder), cli.FormatAge(-s.Lease), s.Epoch)
 	}
 	return fmt.Sprintf("none, epoch %d", s.Epoch)
 }

@@ -13,19 +13,19 @@ import (
 	"github.com/sagamill/sagamill/operator"
 )
 
-// did says in the past what a verb has done to instances.
-var did = map[operator.Verb]string{
+// pastTense has the words for what a verb has done to instances.
+var pastTense = map[operator.Verb]string{
 	operator.VerbPause: "paused", operator.VerbResume: "resumed", operator.VerbCancel: "cancelled", operator.VerbCompensateTo: "took back",
 	operator.VerbSkip: "skipped the step of", operator.VerbReject: "rejected the step of", operator.VerbRetry: "retried",
 }
 
-// would says what a verb would do to instances.
-var would = map[operator.Verb]string{
+// conditional has the words for what a verb would do to instances.
+var conditional = map[operator.Verb]string{
 	operator.VerbPause: "would pause", operator.VerbResume: "would resume", operator.VerbCancel: "would cancel", operator.VerbCompensateTo: "would take back",
 	operator.VerbSkip: "would skip the step of", operator.VerbReject: "would reject the step of", operator.VerbRetry: "would retry",
 }
 
-// decideAll decides about all instances that the command line picks, schema by schema, or previews that.
+// decideAll decides about all instances that the command line picks, schema by schema. In a dry run it only previews.
 func decideAll(ctx context.Context, c *cli.Call, d *decideCall) error {
 	total := operator.Decisions{}
 	err := c.ForEachTarget(ctx, cli.DefaultSchema, d.asJSON, func(ctx context.Context, t *cli.Target) error {
@@ -47,7 +47,7 @@ func decideAll(ctx context.Context, c *cli.Call, d *decideCall) error {
 	case d.Dry:
 		return d.ConcludePreview(nil)
 	case total.Busy > 0:
-		return fmt.Errorf("left out because their rows were locked: %d; say it again", total.Busy)
+		return fmt.Errorf("%s left out because their rows were locked; run the command again", cli.FormatCount(total.Busy, "instances"))
 	case total.Decided == 0:
 		return errors.New("nothing was done: no instance that the filter picks takes this decision")
 	}
@@ -63,10 +63,10 @@ func decideTarget(ctx context.Context, c *cli.Call, t *cli.Target, n *operator.I
 		}
 	}})
 	if ctx.Err() != nil {
-		err = errors.New("interrupted; what was done is done, and the same again does the rest")
+		err = errors.New("interrupted: the decisions so far are committed; run the same command again for the rest")
 	}
 	if err == nil || counts.Decided > 0 {
-		err = cmp.Or(printDecisions(c, t, did[d.decision.Verb], &counts, d.asJSON), err)
+		err = cmp.Or(printDecisions(c, t, pastTense[d.decision.Verb], &counts, d.asJSON), err)
 	}
 	return counts, err
 }
@@ -89,7 +89,7 @@ func previewTarget(ctx context.Context, c *cli.Call, t *cli.Target, n *operator.
 	if counts.Decided > len(first) {
 		fmt.Fprintf(c.Stderr, "these are the first %d\n", len(first))
 	}
-	return counts, printDecisions(c, t, would[d.decision.Verb], &counts, d.asJSON)
+	return counts, printDecisions(c, t, conditional[d.decision.Verb], &counts, d.asJSON)
 }
 
 // printDecisions prints how many instances took the decision, and why others did not.

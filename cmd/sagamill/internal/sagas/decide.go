@@ -33,7 +33,7 @@ func decideStep(verb operator.Verb) func(context.Context, *cli.Call) error {
 		c.TakeSeveral(cli.EverySchema)
 		c.Flags.Lookup("schema").Usage = "these schemas, separated by commas; default: with a KEY the one that has it, with -all " + migrations.DefaultSchema
 		d := &decideCall{decision: operator.Decision{Verb: verb}, Consent: c.AddConsentFlags(), rate: c.AddRateFlag()}
-		c.Flags.BoolVar(&d.asJSON, "json", false, "print the instance as it is then as JSON; with -all, what was done")
+		c.Flags.BoolVar(&d.asJSON, "json", false, "print the changed instance as JSON; with -all, the counts")
 		c.Flags.StringVar(&d.decision.By, "by", cli.FindUserName(), "who decides it; default: the user who runs this")
 		c.Flags.StringVar(&d.decision.Why, "why", "", "why; it is kept, and shown to others")
 		c.Flags.BoolVar(&d.all, "all", false, "without a KEY: all live instances that the other flags pick, nested ones too; -older 0s picks every one")
@@ -69,7 +69,7 @@ func (d *decideCall) checkPicked(c *cli.Call, at saga.Address) error {
 	case at.Path != "":
 		return errors.New("-path names one instance, and -all is for many")
 	case !picked:
-		return errors.New("say which, with -all and a filter; -all -older 0s is every live one")
+		return errors.New("-all needs a filter; -all -older 0s picks every live instance")
 	case *d.rate < 0:
 		return errors.New("-rate must not be negative")
 	}

@@ -66,7 +66,7 @@ func checkFilter(c *cli.Call, f *operator.InstanceFilter) error {
 // addAfter adds the flag -after.
 func addAfter(c *cli.Call) *cli.Place[saga.Address] {
 	p := &cli.Place[saga.Address]{}
-	c.Flags.Func("after", "begin behind this one: its scope, key and path, as the last line says", func(s string) (err error) {
+	c.Flags.Func("after", "begin after this instance: its scope, key and path, as the last line of a list prints them", func(s string) (err error) {
 		quoted := strings.IndexByte(s, '"')
 		if quoted > 0 {
 			p.Name = strings.TrimSuffix(s[:quoted], ":")

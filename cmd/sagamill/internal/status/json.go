@@ -13,7 +13,7 @@ import (
 )
 
 // A Schema is the status of a schema as JSON. A part that it does not have, or that cannot be read, is left out. A
-// number that is not below count_limit is a lower bound.
+// number that reaches count_limit is a lower bound.
 type Schema struct {
 	Schema        string            `json:"schema"`
 	Version       int32             `json:"version"`
@@ -75,7 +75,7 @@ type Unreadable struct {
 	Error  string          `json:"error"`
 }
 
-// A Need is what needs a person.
+// A Need is a reason why the schema needs a person, with the command to run next.
 type Need struct {
 	Kind    operator.NeedKind `json:"kind"`
 	Count   int               `json:"count"`

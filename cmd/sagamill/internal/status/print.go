@@ -18,11 +18,11 @@ import (
 	"github.com/sagamill/sagamill/saga"
 )
 
-// print prints the block of a schema.
-func (s *schema) print(w io.Writer) error {
+// printBlock prints the block of a schema.
+func (s *schema) printBlock(w io.Writer) error {
 	version := fmt.Sprintf("version %d of %d", s.Version, migrations.Newest())
 	if s.Denied {
-		version = "its version may not be read"
+		version = "version unknown, because the role may not read it"
 	}
 	fmt.Fprintf(w, "%s, %s: %s\n", s.Name, version, joinParts(s.Parts))
 	var fields [][2]string
@@ -59,7 +59,7 @@ func joinParts(parts []migrations.Part) string {
 	return strings.Join(names, ", ")
 }
 
-// formatOldest says for how long the first of several has waited, or nothing if it is not known.
+// formatOldest says how long the first of several has waited. It returns "" if that is not known.
 func formatOldest(oldest time.Duration) string {
 	if oldest <= 0 {
 		return ""
@@ -72,7 +72,7 @@ func formatOutbox(o *outbox.Stats) string {
 		outboxes.FormatCounted(o.Stored), formatOldest(o.Oldest), outboxes.FormatCounted(o.Delayed), outboxes.FormatCounted(o.Waiting),
 		outboxes.FormatCounted(o.Refused), outboxes.FormatCounted(o.Dead), formatOldest(o.OldestDead))
 	if o.OldestWriter > time.Minute {
-		text += fmt.Sprintf("; a transaction that has written is open for %s, server process %d", cli.FormatAge(o.OldestWriter), o.WriterPID)
+		text += fmt.Sprintf("; a transaction that has written has been open for %s, server process %d", cli.FormatAge(o.OldestWriter), o.WriterPID)
 	}
 	return text
 }
@@ -109,7 +109,7 @@ func formatReasons(i *consumer.Stats) string {
 	return ": " + strings.Join(parts, ", ")
 }
 
-// formatOverdue says for how long work has waited for a worker.
+// formatOverdue says how long work that is due has waited.
 func formatOverdue(of string, overdue time.Duration) string {
 	if overdue <= time.Second {
 		return "nothing is overdue"
@@ -120,7 +120,7 @@ func formatOverdue(of string, overdue time.Duration) string {
 func formatSagas(g *saga.Stats) string {
 	silent := ""
 	if g.Silent > 0 {
-		silent = ", the most silent for " + cli.FormatAge(g.Silent)
+		silent = ", one unchanged for " + cli.FormatAge(g.Silent)
 	}
 	waits := ""
 	if g.Held > 0 {
@@ -142,7 +142,7 @@ func formatRequests(r *operator.RequestStats) string {
 	return text
 }
 
-// explainNeed says what a schema needs, and the command to run next.
+// explainNeed describes a need, and returns the command to run next.
 func (s *schema) explainNeed(n *operator.Need) (text, command string) {
 	count := func(things string) string {
 		if n.Count >= outbox.CountLimit {
@@ -153,36 +153,36 @@ func (s *schema) explainNeed(n *operator.Need) (text, command string) {
 	age := cli.FormatAge(n.Oldest)
 	switch n.Kind {
 	case operator.NeedMigration:
-		return "the schema has had fewer migrations than this command knows", s.line("migrate up")
+		return "migrations that this command knows are missing in the schema", s.commandLine("migrate up")
 	case operator.NeedGrant:
-		return "the role may not read all of it: run the SQL of the roles again", s.line("migrate roles")
+		return "the role may not read all of the schema: run the SQL of the roles again", s.commandLine("migrate roles")
 	case operator.NeedRepair:
-		return "a part cannot be read", s.line("migrate version")
+		return "a part cannot be read", s.commandLine("migrate version")
 	case operator.NeedRelay:
-		return count("messages") + " stored, and no relay is active" + formatOldest(n.Oldest), s.line("outbox status")
+		return count("messages") + " stored, and no relay is active" + formatOldest(n.Oldest), s.commandLine("outbox status")
 	case operator.NeedBroker:
-		return "a relay is active, and " + count("messages") + " stored" + formatOldest(n.Oldest) + ": does the broker answer?", s.line("outbox status")
+		return "a relay is active, and " + count("messages") + " stored" + formatOldest(n.Oldest) + ": does the broker answer?", s.commandLine("outbox status")
 	case operator.NeedTransaction:
-		return fmt.Sprintf("a transaction that has written is open for %s, server process %d", age, s.Outbox.WriterPID), s.line("outbox status")
+		return fmt.Sprintf("a transaction that has written has been open for %s, server process %d", age, s.Outbox.WriterPID), s.commandLine("outbox status")
 	case operator.NeedRefused:
-		return count("messages") + " that the broker refuses, or that wait behind such", s.line("outbox refused list")
+		return count("messages") + " that the broker refuses, or that wait behind refused ones", s.commandLine("outbox refused list")
 	case operator.NeedOutboxDead:
-		return count("dead letters") + " of the outbox" + formatOldest(n.Oldest), s.line("outbox dead list")
+		return count("dead letters") + " of the outbox" + formatOldest(n.Oldest), s.commandLine("outbox dead list")
 	case operator.NeedConsumer:
-		return "a parked message is due for " + age + ": does its consumer run?", s.line("dead list -state retrying")
+		return "a parked message is due for " + age + ": does its consumer run?", s.commandLine("dead list -state retrying")
 	case operator.NeedDead:
-		return count("dead letters") + " of steps" + formatReasons(s.Inbox) + formatOldest(n.Oldest), s.line("dead list")
+		return count("dead letters") + " of steps" + formatReasons(s.Inbox) + formatOldest(n.Oldest), s.commandLine("dead list")
 	case operator.NeedOrchestrator:
-		return "an instance is due for " + age + ": does an orchestrator run that knows its version?", s.line("saga list -silent 1m")
+		return "an instance is due for " + age + ": does an orchestrator run that knows its version?", s.commandLine("saga list -silent 1m")
 	case operator.NeedStuck:
-		return count("sagas") + " stuck" + formatOldest(n.Oldest), s.line("saga list -status stuck")
+		return count("sagas") + " stuck" + formatOldest(n.Oldest), s.commandLine("saga list -status stuck")
 	case operator.NeedPaused:
-		return count("sagas") + " paused" + formatOldest(n.Oldest), s.line("saga list -status paused")
+		return count("sagas") + " paused" + formatOldest(n.Oldest), s.commandLine("saga list -status paused")
 	case operator.NeedHeld:
-		return count("sagas") + " wait for a person at a participant", s.line("saga list -status running")
+		return count("sagas") + " wait for a person at a participant", s.commandLine("saga list -status running")
 	}
-	return string(n.Kind), s.line("outbox status")
+	return string(n.Kind), s.commandLine("outbox status")
 }
 
-// line returns the command line of words for the schema.
-func (s *schema) line(words string) string { return "sagamill " + words + s.Flags }
+// commandLine returns the command line of words for the schema.
+func (s *schema) commandLine(words string) string { return "sagamill " + words + s.Flags }

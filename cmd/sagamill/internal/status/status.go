@@ -15,13 +15,13 @@ import (
 
 // Commands returns the commands of the family.
 func Commands() []cli.Command {
-	return []cli.Command{{Words: "status", About: "how all schemas are, of all databases given, and what needs a person; with -check its exit code says so", Run: showStatus}}
+	return []cli.Command{{Words: "status", About: "the state of all schemas of the given databases, and what needs a person; with -check the exit code says so", Run: showStatus}}
 }
 
 // A page is what the command shows.
 type page struct {
 	schemas []schema
-	silent  []error // of databases that could not be read
+	failed  []error // of databases that could not be read
 }
 
 // A schema is the status of a target.
@@ -52,7 +52,7 @@ func showStatus(ctx context.Context, c *cli.Call) error {
 	if err != nil {
 		return err
 	}
-	show := p.print
+	show := p.printText
 	if *asJSON {
 		show = p.printJSON
 	}
@@ -60,23 +60,23 @@ func showStatus(ctx context.Context, c *cli.Call) error {
 	switch {
 	case err != nil:
 		return err
-	case len(p.silent) > 0:
-		return errors.Join(p.silent...)
+	case len(p.failed) > 0:
+		return errors.Join(p.failed...)
 	case *check && needs > 0:
-		return fmt.Errorf("%s of what needs a person", cli.FormatCount(needs, "kinds"))
+		return fmt.Errorf("%s under 'needs a person'", cli.FormatCount(needs, "lines"))
 	}
 	return nil
 }
 
-// readPage reads the status of the schemas called names, or of all. One database that cannot be read does not hide
-// another one; the error is that of the only one, or names a schema that none has.
+// readPage reads the status of the schemas called names, or of all. A database that cannot be read does not hide the
+// others: readPage returns an error only if none can be read, or if no database has one of the names.
 func readPage(ctx context.Context, databases []*cli.Database, names []string) (*page, error) {
 	p := &page{}
 	missing := slices.Clone(names)
 	for _, d := range databases {
 		found, err := readDatabase(ctx, d, names)
 		if err != nil {
-			p.silent = append(p.silent, d.AddName(err))
+			p.failed = append(p.failed, d.AddName(err))
 			continue
 		}
 		for i := range found {
@@ -86,9 +86,9 @@ func readPage(ctx context.Context, databases []*cli.Database, names []string) (*
 		}
 	}
 	switch {
-	case len(p.silent) == len(databases):
-		return nil, errors.Join(p.silent...)
-	case len(p.silent) > 0:
+	case len(p.failed) == len(databases):
+		return nil, errors.Join(p.failed...)
+	case len(p.failed) > 0:
 		return p, nil
 	case len(missing) > 0:
 		return nil, fmt.Errorf("no tables of sagamill in schema %s: has it been migrated?", strings.Join(missing, ", "))
@@ -111,10 +111,10 @@ func readDatabase(ctx context.Context, d *cli.Database, names []string) ([]opera
 	return operator.ReadOverview(ctx, d.Pool, here...)
 }
 
-// print prints a block for each schema, and then what needs a person. It returns how many kinds of that there are.
-func (p *page) print(w io.Writer) (needs int, err error) {
+// printText prints a block for each schema, and then a line for each need. It returns the number of needs.
+func (p *page) printText(w io.Writer) (needs int, err error) {
 	for i := range p.schemas {
-		if err := p.schemas[i].print(w); err != nil {
+		if err := p.schemas[i].printBlock(w); err != nil {
 			return 0, err
 		}
 	}

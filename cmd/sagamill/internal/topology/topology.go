@@ -1,4 +1,4 @@
-// Package topology has the command that makes a document of what services say about their messages.
+// Package topology has the command that makes an AsyncAPI document from the descriptions of services.
 package topology
 
 import (
@@ -20,24 +20,24 @@ const maxDescription = 32 << 20
 // Commands returns the commands of the family.
 func Commands() []cli.Command {
 	return []cli.Command{
-		{Words: "topology asyncapi", About: "print an AsyncAPI document of services that describe themselves", Run: printAsyncAPI, NoDatabase: true},
+		{Words: "topology asyncapi", About: "print an AsyncAPI document of services, from the descriptions at their /topology", Run: printAsyncAPI, NoDatabase: true},
 	}
 }
 
 func printAsyncAPI(_ context.Context, c *cli.Call) error {
 	var files []string
-	c.Flags.Func("from", "file with what a service says at /topology, or several of these one after the other; - for standard input; may be repeated", func(name string) error {
+	c.Flags.Func("from", "file with the description that a service serves at /topology, or with several of them; - for standard input; may be repeated", func(name string) error {
 		files = append(files, name)
 		return nil
 	})
 	opts := &topology.AsyncAPIOptions{}
 	c.Flags.StringVar(&opts.Title, "title", "", "title of the document; default: the names of the services")
-	c.Flags.StringVar(&opts.Version, "version", "", "version of the document; default: that of the services, if they have the same")
+	c.Flags.StringVar(&opts.Version, "version", "", "version of the document; default: the version that all services have in common")
 	if err := c.ParseFlags(); err != nil {
 		return err
 	}
 	if len(files) == 0 {
-		return errors.New("say with -from what the services say about themselves: curl -s localhost:8080/topology | sagamill topology asyncapi -from -")
+		return errors.New("no description of a service: give one with -from, such as curl -s localhost:8080/topology | sagamill topology asyncapi -from -")
 	}
 	var services []*topology.Service
 	for _, name := range files {
@@ -91,7 +91,7 @@ func readDescriptions(stdin io.Reader, name string) (services []*topology.Servic
 		}
 		for _, s := range read {
 			if s == nil || s.Name == "" {
-				return nil, errors.New(`it is no description of a service, which has a member "service" with its name`)
+				return nil, errors.New(`this is no description of a service: the member "service" with its name is missing or empty`)
 			}
 		}
 		services = append(services, read...)
