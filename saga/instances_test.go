@@ -171,7 +171,7 @@ func TestGetAndDecideRefuseWhatThereIsNot(t *testing.T) {
 		"no such scope":        {saga.Address{Scope: "x", Key: "k"}, operator.Decision{Verb: operator.VerbPause}, saga.ErrNoInstance.Error()},
 		"no such path":         {saga.Address{Scope: "tenant", Key: "k", Path: "1.1"}, operator.Decision{Verb: operator.VerbPause}, saga.ErrNoInstance.Error()},
 		"no such verb":         {at, operator.Decision{Verb: "undo"}, `no verb "undo"`},
-		"no such step":         {at, operator.Decision{Verb: operator.VerbSkip, Step: "bus"}, `no step "bus" in trip, version 1: there are flight, hotel`},
+		"no such step":         {at, operator.Decision{Verb: operator.VerbSkip, Step: "bus"}, `no step "bus" in trip, version 1: its steps are flight, hotel`},
 		"a step too many":      {at, operator.Decision{Verb: operator.VerbPause, Step: "flight"}, "not about a step"},
 		"no step":              {at, operator.Decision{Verb: operator.VerbReject}, "needs the name of a step"},
 		"a result too many":    {at, operator.Decision{Verb: operator.VerbReject, Step: "flight", Result: json.RawMessage("1")}, "only a step that is skipped"},
