@@ -277,7 +277,7 @@ func (w *office) strike(t *testing.T, f faulttest.Fault, o order) {
 func (w *office) say(t *testing.T, args []string) {
 	t.Helper()
 	var out bytes.Buffer
-	if code := run(t.Context(), args, &out, &out); code != 0 && !strings.Contains(out.String(), "nothing was done") && !strings.Contains(out.String(), "at work") {
+	if code := run(t.Context(), args, &out, &out); code != 0 && !strings.Contains(out.String(), "nothing was changed") && !strings.Contains(out.String(), "at work") {
 		t.Errorf("said again: exit code %d, %s", code, out.String())
 	}
 }

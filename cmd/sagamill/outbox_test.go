@@ -198,7 +198,7 @@ func TestChangesOfDeadLetters(t *testing.T) {
 	}{
 		"dead redrive -id 1,2,4":                                         {0, "redrove 2 dead letters", map[string]string{"dead": "3", "delayed": "1 2 6"}},
 		"dead redrive -id 1 -id 1":                                       {0, "redrove 1 dead letter\n", map[string]string{"dead": "2 3", "delayed": "1 6"}},
-		"dead redrive -id 1 -topic stock":                                {1, "nothing was done", nil},
+		"dead redrive -id 1 -topic stock":                                {1, "nothing was changed", nil},
 		"dead redrive -all -topic orders -yes":                           {0, "redrove 2 dead letters", map[string]string{"dead": "3", "delayed": "1 2 6"}},
 		"dead redrive -all -older 0s -json -yes":                         {0, `{"did":"redrove","count":3}`, map[string]string{"dead": "", "delayed": "1 2 3 6"}},
 		"dead redrive -all -topic orders -n":                             {0, "would redrive 2 dead letters", nil},
@@ -206,7 +206,7 @@ func TestChangesOfDeadLetters(t *testing.T) {
 		"dead discard -id 2":                                             {0, "discarded 1 dead letter\n", map[string]string{"dead": "1 3"}},
 		"dead discard -all -reason queue -older 1h -yes":                 {0, "discarded 1 dead letter\n", map[string]string{"dead": "2 3"}},
 		"dead discard -all -scope acme -n":                               {0, "would discard 3 dead letters", nil},
-		"dead discard -id 4,5,6":                                         {1, "nothing was done", nil},
+		"dead discard -id 4,5,6":                                         {1, "nothing was changed", nil},
 		"dead discard":                                                   {1, "-id", nil},
 		"dead discard -all":                                              {1, "filter", nil},
 		"dead discard -all -scope acme":                                  {1, "would discard 3 dead letters", nil},

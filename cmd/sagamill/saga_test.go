@@ -169,7 +169,7 @@ func TestSagaVerbs(t *testing.T) {
 		{"compensate k -why x", 1, "say with -to which step"},
 		{"compensate k -why x -to flight", 1, "refused: step flight is not done itself"},
 		{"reject k -why x", 1, "say with -step which step"},
-		{"skip k -why x -step bus", 1, "there are flight, hotel"},
+		{"skip k -why x -step bus", 1, "its steps are flight, hotel"},
 		{"skip k -why x -step flight -result {", 1, "the result is not JSON"},
 		{"retry k -why x -step=", 1, "-step is empty"},
 		{"retry k -why x", 1, "refused: no step is stuck"},
