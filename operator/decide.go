@@ -76,7 +76,7 @@ func (d *Decision) validate() error {
 	case !known:
 		return fmt.Errorf("there is no verb %.40q", d.Verb)
 	case strings.TrimSpace(d.By) == "" || strings.TrimSpace(d.Why) == "":
-		return errors.New("By and Why are required: who decides, and why")
+		return errors.New("fields By and Why are required: who decides, and why")
 	case d.Step != "" && !takes:
 		return errors.New("it is about the instance as a whole, not about a step")
 	case d.Step == "" && takes && d.Verb != VerbRetry:
