@@ -13,7 +13,7 @@ import (
 )
 
 const (
-	poolSize    = 20 // what a Service asks for
+	poolSize    = 20                   // what a Service asks for
 	commitPause = 2 * time.Millisecond // between two counts of committed effects
 )
 
