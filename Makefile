@@ -54,11 +54,12 @@ chaos: bin/chaos ## run both examples under every fault and judge what is left, 
 services: bin/with ## find or start PostgreSQL, RabbitMQ, Redis and NATS, print their URLs, hold them until Ctrl-C
 	@bin/with
 
-# What takes minutes by itself is for make verify: the packages in LONG, and the tests named like SLOW. Those start and
-# kill RabbitMQ nodes, or kill a process at each failpoint. A PKG or a RUN leaves out nothing.
+# What takes long by itself is for make verify: the packages in LONG, and the tests named like SLOW. Those start and
+# kill RabbitMQ nodes, kill a process at each failpoint, write large tables to look at plans, or search all states of a
+# model. A PKG or a RUN leaves out nothing.
 ifeq ($(PKG) $(RUN),./... .)
 LONG ?= /(internal/(suites|devservices|tools/with)|idemkeytest/matrixtest)(/|$$)
-SLOW ?= ^Test(PrivateBroker|FaultsOf|EveryFailpoint)
+SLOW ?= ^Test(PrivateBroker|FaultsOf|EveryFailpoint|SeparateProcesses|Explore|HostIsPackageSaga|Frameworks|Linearizable|EachSubset|AMigrationThatBreaks|DownKeeps|AMoveThatFails|WhatLocateReads|WhatIsPublishedCosts|AHeldSnapshotCauses|ATakeOverReadsFew|WhatIsNotDueCosts|ARelayGetsBy|SynchronousStandby|CompiledPlanCompiles|StoreWithoutRedis|ABusyTopicIsNot|ATopicStaysIsolated|AStuckRequestCosts|AWrongPasswordAt)
 endif
 
 # Tests install nothing, because go test would hide it: bin/with installs what these packages need.

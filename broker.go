@@ -20,7 +20,7 @@ func (s *Service) openBroker() error {
 		s.useWatermill()
 		return nil
 	}
-	broker := inproc.New(nil)
+	broker := inproc.New(&inproc.Options{DrainTimeout: s.config.Consumer.DrainTimeout})
 	s.publisher, s.subscriber = broker, broker.Subscriber(s.config.Name)
 	s.declare = declareBySubscriber(s.subscriber)
 	s.intake = append(s.intake, broker) // so that the relay does not wait for acks of messages that nobody takes any more

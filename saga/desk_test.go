@@ -39,7 +39,7 @@ func (d *desk) orchestrate(plans ...saga.Plan) {
 	o := d.place.orchestrate(nil, plans...)
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
-	for timeout := time.After(30 * time.Second); !o.Ready(); {
+	for timeout := time.After(patience); !o.Ready(); {
 		select {
 		case <-tick.C:
 		case <-timeout:
@@ -130,7 +130,7 @@ func (d *desk) sees(at saga.Address, want string) operator.Timeline {
 	d.t.Helper()
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
-	timeout := time.After(30 * time.Second)
+	timeout := time.After(patience)
 	for {
 		t, err := d.n.Get(d.t.Context(), at)
 		if err == nil && states(t) == want {
@@ -187,7 +187,7 @@ func (d *desk) sent(topic string, want int) {
 	d.t.Helper()
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
-	timeout := time.After(30 * time.Second)
+	timeout := time.After(patience)
 	for n := 0; ; {
 		if err := d.db.QueryRow(d.t.Context(), "SELECT count(*) FROM "+d.schema+".outbox WHERE topic = $1", topic).Scan(&n); err != nil {
 			d.t.Fatal(err)

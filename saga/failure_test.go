@@ -155,7 +155,7 @@ func (p *place) untilSQL(key, condition string) {
 	p.t.Helper()
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
-	for timeout := time.After(30 * time.Second); ; {
+	for timeout := time.After(patience); ; {
 		var ok bool
 		if err := p.db.QueryRow(p.t.Context(), "SELECT "+condition+" FROM "+p.schema+".saga WHERE key = $1 AND path = ''", key).Scan(&ok); err != nil {
 			p.t.Fatal(err)
@@ -289,7 +289,7 @@ func (p *place) letter(letters *operator.DeadLetters, n int) operator.DeadLetter
 	p.t.Helper()
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
-	for timeout := time.After(30 * time.Second); ; {
+	for timeout := time.After(patience); ; {
 		all, err := letters.List(p.t.Context(), operator.Filter{}, 0, 100)
 		if err != nil {
 			p.t.Fatal(err)

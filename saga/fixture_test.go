@@ -19,6 +19,9 @@ import (
 	"github.com/sagamill/sagamill/saga"
 )
 
+// patience is how long a test waits for something that must happen.
+const patience = time.Minute
+
 // A place is the services of a test in one schema, with a broker in the process.
 type place struct {
 	t      testing.TB
@@ -200,7 +203,7 @@ func (p *place) until(key string, want saga.Status) (reason string) {
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
 	var status saga.Status
-	for timeout := time.After(30 * time.Second); ; {
+	for timeout := time.After(patience); ; {
 		err := p.db.QueryRow(p.t.Context(), "SELECT status, reason FROM "+p.schema+".saga WHERE key = $1 AND path = ''", key).Scan(&status, &reason)
 		if err != nil {
 			p.t.Fatal(err)
@@ -230,11 +233,11 @@ func (p *place) await(what string, done func() bool) {
 	p.t.Helper()
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
-	for timeout := time.After(30 * time.Second); !done(); {
+	for timeout := time.After(patience); !done(); {
 		select {
 		case <-tick.C:
 		case <-timeout:
-			p.t.Fatalf("not within %s: %s", (30 * time.Second), what)
+			p.t.Fatalf("not within %s: %s", patience, what)
 		}
 	}
 }

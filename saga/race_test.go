@@ -52,13 +52,13 @@ func TestRepliesOfParallelStepsAtOnce(t *testing.T) {
 		t.Parallel()
 		s := newSite(t)
 		d := fan()
-		s.atOnce(150, []int{5, 8, 6}, func(i int) { start(s.place, d, fmt.Sprint("k", i), trip{Item: items[i%3]}) })
+		s.atOnce(60, []int{5, 8, 6}, func(i int) { start(s.place, d, fmt.Sprint("k", i), trip{Item: items[i%3]}) })
 	})
 	t.Run("sagas", func(t *testing.T) {
 		t.Parallel()
 		s := newSite(t)
 		d := fair()
-		s.atOnce(60, []int{13, 20, 16}, func(i int) { start(s.place, d, fmt.Sprint("k", i), tour{Item: items[i%3]}) })
+		s.atOnce(24, []int{13, 20, 16}, func(i int) { start(s.place, d, fmt.Sprint("k", i), tour{Item: items[i%3]}) })
 	})
 }
 

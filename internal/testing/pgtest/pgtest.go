@@ -150,17 +150,15 @@ func DropSchema(t testing.TB, schema string) {
 	t.Cleanup(func() { dropSchema(t, schema) })
 }
 
-// dropSchema opens a new pool, because the test's pool may be closed or broken by then.
+// dropSchema uses [admin], because the test's pool may be closed or broken by then.
 func dropSchema(t testing.TB, schema string) {
 	ctx, cancel := context.WithTimeout(context.Background(), cleanupTimeout)
 	defer cancel()
-	pool, err := pgxpool.New(ctx, Direct())
-	if err != nil {
-		t.Errorf("drop schema %s: %v", schema, err)
-		return
+	pool, err := admin()
+	if err == nil {
+		_, err = pool.Exec(ctx, "DROP SCHEMA IF EXISTS "+schema+" CASCADE")
 	}
-	defer pool.Close()
-	if _, err := pool.Exec(ctx, "DROP SCHEMA IF EXISTS "+schema+" CASCADE"); err != nil {
+	if err != nil {
 		t.Errorf("drop schema %s: %v", schema, err)
 	}
 }

@@ -36,27 +36,35 @@ var schemas struct {
 	spare []*schema // dropped when no test uses one
 }
 
+// adminConns bounds the sessions of [admin], because many packages' tests share a server of 100 connections.
+const adminConns = 4
+
 // errAltered reports a schema that differs from the one that the migrations make.
 var errAltered = errors.New("altered")
 
 // sqlDescribe returns a digest of the definition of the schema $1 without its name, and its sequences with
-// their last values. A table that was analyzed counts as altered, because the plans of its statements change.
+// their last values. A row of a catalog counts by its oid and its xmin, which each change of it replaces. Rows of
+// pg_class count by their contents, because TRUNCATE replaces them too. A table that was analyzed counts as altered,
+// because the plans of its statements change. Arrays of oids make the server use the catalogs' indexes.
 const sqlDescribe = `
-WITH relation AS (SELECT c.* FROM pg_class c WHERE c.relnamespace = $1::regnamespace)
-SELECT md5(string_agg(part, ',' ORDER BY part)),
+WITH relation AS MATERIALIZED (SELECT * FROM pg_class WHERE relnamespace = $1::regnamespace),
+	oids AS MATERIALIZED (SELECT array_agg(oid) AS oids FROM relation)
+SELECT md5(concat_ws(',',
+	(SELECT string_agg(concat_ws(' ', oid, relname, reltype, relowner, relam, reltoastrelid, relhasindex, relpersistence, relkind, relnatts, relchecks,
+		relhasrules, relhastriggers, relrowsecurity, relforcerowsecurity, relreplident, relacl, reloptions, relpartbound), ';' ORDER BY oid) FROM relation),
+	(SELECT concat_ws(' ', count(*), sum(attrelid::bigint * attnum), sum(xmin::text::bigint), max(xmin::text::bigint)) FROM pg_attribute WHERE attrelid = ANY (oids)),
+	(SELECT concat_ws(' ', sum(oid::bigint), sum(xmin::text::bigint)) FROM pg_attrdef WHERE adrelid = ANY (oids)),
+	(SELECT concat_ws(' ', sum(indexrelid::bigint), sum(xmin::text::bigint)) FROM pg_index WHERE indrelid = ANY (oids)),
+	(SELECT concat_ws(' ', sum(oid::bigint), sum(xmin::text::bigint)) FROM pg_constraint WHERE conrelid = ANY (oids)),
+	(SELECT concat_ws(' ', sum(oid::bigint), sum(xmin::text::bigint)) FROM pg_trigger WHERE tgrelid = ANY (oids)),
+	(SELECT count(*) FROM pg_statistic WHERE starelid = ANY (oids)),
+	(SELECT sum(objid::bigint * classid::bigint) FROM pg_depend WHERE refclassid = 'pg_namespace'::regclass AND refobjid = $1::regnamespace),
+	(SELECT sum(p.xmin::text::bigint) FROM pg_depend d JOIN pg_proc p ON p.oid = d.objid
+		WHERE d.refclassid = 'pg_namespace'::regclass AND d.refobjid = $1::regnamespace AND d.classid = 'pg_proc'::regclass),
+	(SELECT nspacl::text FROM pg_namespace WHERE oid = $1::regnamespace))),
 	ARRAY(SELECT oid::bigint FROM relation WHERE relkind = 'S' ORDER BY 1),
 	ARRAY(SELECT pg_sequence_last_value(oid) FROM relation WHERE relkind = 'S' ORDER BY oid)
-FROM (
-	SELECT (to_jsonb(r) - '{relfilenode,relpages,reltuples,relallvisible,relallfrozen,relfrozenxid,relminmxid}'::text[])::text FROM relation r
-	UNION ALL SELECT a::text FROM pg_attribute a JOIN relation r ON a.attrelid = r.oid
-	UNION ALL SELECT d::text FROM pg_attrdef d JOIN relation r ON d.adrelid = r.oid
-	UNION ALL SELECT i::text FROM pg_index i JOIN relation r ON i.indrelid = r.oid
-	UNION ALL SELECT c::text FROM pg_constraint c WHERE c.connamespace = $1::regnamespace
-	UNION ALL SELECT t::text FROM pg_trigger t JOIN relation r ON t.tgrelid = r.oid
-	UNION ALL SELECT s.starelid::text FROM pg_statistic s JOIN relation r ON s.starelid = r.oid
-	UNION ALL SELECT p.oid::text FROM pg_proc p WHERE p.pronamespace = $1::regnamespace
-	UNION ALL SELECT t.oid::text FROM pg_type t WHERE t.typnamespace = $1::regnamespace
-	UNION ALL SELECT n.nspacl::text FROM pg_namespace n WHERE n.oid = $1::regnamespace) parts (part)`
+FROM oids`
 
 const (
 	sqlListTables = `SELECT relname::text FROM pg_class WHERE relnamespace = $1::regnamespace AND relkind = 'r' ORDER BY 1`
@@ -232,16 +240,23 @@ func (s *schema) qualified(tables []string) string {
 	return s.name + "." + strings.Join(tables, ", "+s.name+".")
 }
 
-// transact does work in a transaction on a new connection.
+// admin returns the pool that manages the schemas of this process, past a pooler. A session of its own for each test
+// would cost the server more than the work.
+var admin = sync.OnceValues(func() (*pgxpool.Pool, error) {
+	config, err := pgxpool.ParseConfig(Direct())
+	if err != nil {
+		return nil, err
+	}
+	config.MaxConns, config.MinConns, config.MinIdleConns = adminConns, 0, 0
+	config.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec // a prepared statement would name one schema
+	return pgxpool.NewWithConfig(context.Background(), config)
+})
+
+// transact does work in a transaction of [admin].
 func transact(ctx context.Context, work func(context.Context, pgx.Tx) error) error {
-	config, err := pgxpool.ParseConfig(Direct()) // accepts the pool settings that a URL may have
+	pool, err := admin()
 	if err != nil {
 		return err
 	}
-	conn, err := pgx.ConnectConfig(ctx, config.ConnConfig)
-	if err != nil {
-		return err
-	}
-	defer conn.Close(ctx)
-	return pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error { return work(ctx, tx) })
+	return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error { return work(ctx, tx) })
 }
