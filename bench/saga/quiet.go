@@ -40,8 +40,9 @@ const (
 	loadSaturated quietLoad = "saturated"
 )
 
-// quietLoads are the loads of a round, in its order. All kinds have one load before any has the next.
-var quietLoads = []quietLoad{loadAlone, load10, load60, load150, loadHalf, loadSaturated}
+// quietLoads are the loads of a round, in its order. All kinds have one load before any has the next. The rate of the
+// saturated slice is the one of which the last load is a half.
+var quietLoads = []quietLoad{loadAlone, load10, load60, load150, loadSaturated, loadHalf}
 
 // A cost is what one saga costs at a load. Of idle services, it is what each service costs in a second.
 type cost struct {
@@ -173,6 +174,9 @@ func (s *subject) measureQuietLoad(ctx context.Context, at quietLoad) error {
 	}
 	c, micros := costEach(o.spent, float64(n)), func(d time.Duration) float64 { return float64(d.Microseconds()) / float64(n) }
 	c.p50, c.p99 = o.percentile(0.5), o.percentile(0.99)
+	if at == loadSaturated {
+		s.rates = []float64{o.sagaRate()}
+	}
 	s.costs[at] = append(s.costs[at], c)
 	fmt.Printf("quiet %-6s %-20s %-13s %6.0f/s p50 %6.1f p99 %6.1f ms; %4.1f statements, %4.1f round trips, %4.1f transactions, %4.1f writing, %4.1f kB of log; processor µs %6.0f: client %.0f, database %.0f, broker %.0f\n",
 		s.server.Name, s.name, at, o.sagaRate(), c.p50, c.p99, c.statements, c.trips, c.transactions, c.writes, c.logged,

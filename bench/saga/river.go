@@ -15,9 +15,9 @@ import (
 )
 
 const (
-	riverConns    = 64
-	riverWorkers  = 48
-	riverCooldown = 2 * time.Millisecond // between fetches; with River's default of 100 ms a saga takes at least that for each step
+	riverConns    = 110
+	riverWorkers  = 100
+	riverCooldown = time.Millisecond // between fetches; with River's default of 100 ms a saga takes at least that for each step
 	riverEnd      = 10 * time.Second
 )
 
