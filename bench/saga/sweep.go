@@ -26,7 +26,7 @@ func (b *bench) measureSweep(ctx context.Context, server *private.Server, subjec
 	for range b.rounds {
 		for _, inFlight := range sweepInFlight {
 			for _, s := range subjects {
-				o, err := s.measureSlice(ctx, max(s.sagas, 2*inFlight), inFlight, offerSaturating)
+				o, err := s.measureSlice(ctx, max(s.sagas, inFlight), inFlight, offerSaturating)
 				if err != nil {
 					return fmt.Errorf("%d in flight: %w", inFlight, err)
 				}
