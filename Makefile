@@ -149,13 +149,13 @@ bench-consumer: ## how package consumer does beside a consumer written by hand, 
 	@cd bench && $(GO) build -o ../bin/bench-consumer ./consumer
 	@bin/bench-consumer
 
-bench-saga: ## how sagas of three steps do beside DBOS Transact and beside ones written by hand, on private servers
+bench-saga: ## how sagas of three steps do beside DBOS Transact, River and ones written by hand, on private servers
 	@cd bench && $(GO) build -o ../bin/bench-saga ./saga
 	@bin/bench-saga
 
 bench-quiet: ## what a saga costs, and how long it takes, at the loads that services really have, and what idle services ask, on private servers
 	@cd bench && $(GO) build -o ../bin/bench-saga ./saga
-	@bin/bench-saga -parts quiet -servers native
+	@bin/bench-saga -parts quiet -servers native -rounds 1 -kinds dbos,dbos-transaction,river,good-hand,choreographed-queued,orchestrated-queued
 
 bench-scale: ## how throughput grows with processes, lanes and outboxes, and what each message costs, on private servers
 	@cd bench && $(GO) build -o ../bin/bench-scale ./scale

@@ -15,10 +15,7 @@ import (
 	"github.com/sagamill/sagamill/rabbitmq"
 )
 
-const (
-	oursConns    = 16 // of each service
-	oursInFlight = 2048
-)
+const oursConns = 16 // of each service
 
 // A style is how a handler inserts its row.
 type style string

@@ -13,93 +13,143 @@ import (
 )
 
 const (
-	dbosInFlight = 256
-	dbosConns    = 48 // of its system database; with its default of 20 the slow server has less to do
-	dbosOwn      = 32 // for the business rows
-	dbosEnd      = 10 * time.Second
+	dbosConns      = 48 // of its system database; with its default of 20 the slow server has less to do
+	dbosOwn        = 32 // for the business rows
+	dbosConnsOfAll = 64 // of the one pool for both
+	dbosEnd        = 10 * time.Second
 )
 
-// A durable is the saga as a workflow of DBOS. Each step commits its row, and then DBOS commits the step's
-// result. If the process dies in between, the step runs again, so its insert must tolerate that.
+// A durability is how a workflow of DBOS makes a step's row durable.
+type durability string
+
+const (
+	// byStep commits the row, and then DBOS commits the step's result. If the process dies in between, the step
+	// runs again, so its insert must tolerate that.
+	byStep durability = "RunAsStep, two commits for each step"
+	// byTransaction commits the row and the step's result together. DBOS does so if it has the same pool for its
+	// own tables and for the rows.
+	byTransaction durability = "RunAsTransaction on DBOS's own pool, one commit for each step"
+)
+
+// A durable is the saga as a workflow of DBOS. DBOS runs only during a slice, because it polls.
 type durable struct {
 	*place
-	conns int
-	dbos  dbos.DBOSContext
-	pool  *pgxpool.Pool
-	await sync.WaitGroup // goroutines that wait for a workflow's end
-	done  func(string)   // of the slice
-	fail  func(error)
+	by     durability
+	dbos   dbos.Context
+	source *dbos.DataSource
+	pool   *pgxpool.Pool  // for the business rows
+	await  sync.WaitGroup // goroutines that wait for a workflow's end
+	done   func(string)   // of the slice
+	fail   func(error)
 }
 
-func openDurable(conns int) func(context.Context, *place) (way, error) {
-	return func(ctx context.Context, p *place) (_ way, err error) {
-		d := &durable{place: p, conns: conns}
-		var schemas []string
-		for _, service := range services {
-			schemas = append(schemas, p.schemaName(service))
-		}
-		if d.pool, err = p.connectPool(ctx, dbosOwn, schemas...); err != nil {
-			return nil, err
-		}
-		system, err := p.connectPool(ctx, conns, d.systemSchema())
-		if err == nil {
-			d.dbos, err = dbos.NewDBOSContext(ctx, dbos.Config{
-				AppName: "saga", SystemDBPool: system, DatabaseSchema: d.systemSchema(), ApplicationVersion: "1", Logger: slog.New(slog.DiscardHandler),
-			})
-		}
-		if err == nil {
-			dbos.RegisterWorkflow(d.dbos, d.runWorkflow)
-			err = dbos.Launch(d.dbos)
-		}
-		if err != nil {
-			return nil, errors.Join(err, d.closeWay())
-		}
-		return d, nil
+func openDurable(by durability) func(context.Context, *place) (way, error) {
+	return func(ctx context.Context, p *place) (way, error) {
+		d := &durable{place: p, by: by}
+		err := d.launchDBOS(ctx) // this creates its tables
+		return d, errors.Join(err, d.shutDownDBOS())
 	}
+}
+
+// launchDBOS opens the pools with all their connections, and launches DBOS on them.
+func (d *durable) launchDBOS(ctx context.Context) (err error) {
+	schemas := []string{d.systemSchema()}
+	for _, service := range services {
+		schemas = append(schemas, d.schemaName(service))
+	}
+	conns, system := dbosOwn, dbosConns
+	if d.by == byTransaction {
+		conns = dbosConnsOfAll
+	}
+	if d.pool, err = d.connectWholePool(ctx, conns, schemas...); err != nil {
+		return err
+	}
+	systemPool := d.pool
+	if d.by == byStep {
+		if systemPool, err = d.connectWholePool(ctx, system, schemas...); err != nil {
+			return err
+		}
+	}
+	d.dbos, err = dbos.NewContext(ctx, dbos.Config{
+		AppName: "saga", SystemDBPool: systemPool, DatabaseSchema: d.systemSchema(), ApplicationVersion: "1", Logger: slog.New(slog.DiscardHandler),
+	})
+	if err != nil {
+		return err
+	}
+	if d.by == byTransaction {
+		if d.source, err = dbos.NewDataSource(d.dbos, d.pool); err != nil {
+			return err
+		}
+	}
+	dbos.RegisterWorkflow(d.dbos, d.runWorkflow)
+	return dbos.Launch(d.dbos)
+}
+
+// shutDownDBOS ends DBOS, which closes its pool.
+func (d *durable) shutDownDBOS() (err error) {
+	if d.dbos != nil {
+		err = dbos.Shutdown(d.dbos, dbosEnd)
+	}
+	if d.pool != nil {
+		d.pool.Close()
+	}
+	d.dbos, d.pool = nil, nil
+	return err
 }
 
 // systemSchema is the schema with the workflows.
 func (d *durable) systemSchema() string { return d.schemaName("dbos") }
 
-func (d *durable) closeWay() error {
-	d.await.Wait()
-	if d.dbos != nil {
-		dbos.Shutdown(d.dbos, dbosEnd) // this closes its pool too
-	}
-	d.pool.Close()
-	return nil
-}
+func (d *durable) closeWay() error { return d.shutDownDBOS() }
 
 func (d *durable) clearSagas(ctx context.Context) error {
-	_, err := d.all.Exec(ctx, "TRUNCATE "+d.systemSchema()+".workflow_status CASCADE") // the other tables refer to it
-	return errors.Join(err, d.truncateTables(ctx))
+	for _, table := range []string{"workflow_status", "operation_outputs", "workflow_input", "workflow_output"} {
+		if _, err := d.all.Exec(ctx, "TRUNCATE "+d.systemSchema()+"."+table+" CASCADE"); err != nil { // others refer to it
+			return err
+		}
+	}
+	return d.truncateTables(ctx)
 }
 
 func (d *durable) checkEffects(ctx context.Context, n int) error {
 	return d.place.checkCounts(ctx, n, count{d.systemSchema() + ".workflow_status WHERE status = 'SUCCESS'", n}, count{d.systemSchema() + ".operation_outputs", n * len(steps)})
 }
 
-// runServices only keeps done and fail: workflows run in the process that starts them.
-func (d *durable) runServices(_ context.Context, done func(string), fail func(error)) (func() error, error) {
+// runServices runs DBOS: workflows run in the process that starts them.
+func (d *durable) runServices(ctx context.Context, done func(string), fail func(error)) (func() error, error) {
 	d.done, d.fail = done, fail
+	if err := d.launchDBOS(context.WithoutCancel(ctx)); err != nil {
+		return nil, errors.Join(err, d.shutDownDBOS())
+	}
 	return func() error {
 		d.await.Wait()
-		return nil
+		return d.shutDownDBOS()
 	}, nil
 }
 
 // runWorkflow is the workflow.
-func (d *durable) runWorkflow(ctx dbos.DBOSContext, o order) (string, error) {
+func (d *durable) runWorkflow(ctx dbos.Context, o order) (string, error) {
 	for _, st := range steps {
-		_, err := dbos.RunAsStep(ctx, func(ctx context.Context) (string, error) {
-			_, err := d.pool.Exec(ctx, st.effect.sql+" ON CONFLICT DO NOTHING", st.effect.values(&o)...)
-			return "", err
-		}, dbos.WithStepName(st.name))
-		if err != nil {
+		if err := d.runStep(ctx, st, &o); err != nil {
 			return "", err
 		}
 	}
 	return "", nil
+}
+
+func (d *durable) runStep(ctx dbos.Context, st step, o *order) (err error) {
+	if d.by == byTransaction {
+		_, err = dbos.RunAsTransaction(ctx, d.source, func(ctx context.Context, tx dbos.Tx) (string, error) {
+			_, err := tx.Exec(ctx, st.effect.sql, st.effect.values(o)...)
+			return "", err
+		}, dbos.WithStepName(st.name))
+		return err
+	}
+	_, err = dbos.RunAsStep(ctx, func(ctx context.Context) (string, error) {
+		_, err := d.pool.Exec(ctx, st.effect.sql+" ON CONFLICT DO NOTHING", st.effect.values(o)...)
+		return "", err
+	}, dbos.WithStepName(st.name))
+	return err
 }
 
 // startSaga places the order, and then begins the workflow under its id. If the process dies in between, the
@@ -124,5 +174,8 @@ func (d *durable) startSaga(ctx context.Context, o *order) error {
 }
 
 func (d *durable) String() string {
-	return fmt.Sprintf("DBOS Transact, a workflow of three steps, connections of its own %d, for the rows %d", d.conns, dbosOwn)
+	if d.by == byTransaction {
+		return fmt.Sprintf("DBOS Transact, a workflow of three steps with %s, connections %d", d.by, dbosConnsOfAll)
+	}
+	return fmt.Sprintf("DBOS Transact, a workflow of three steps with %s, connections of its own %d, for the rows %d", d.by, dbosConns, dbosOwn)
 }

@@ -8,15 +8,19 @@ import (
 
 // The kinds, in the order of a round.
 const (
-	kindDBOS          = "dbos"
-	kindPlain         = "plain"
-	kindChoreo        = "choreographed"
-	kindQueued        = "choreographed-queued"
-	kindOrchest       = "orchestrated"
-	kindOrchestQueued = "orchestrated-queued"
+	kindDBOS            = "dbos"
+	kindDBOSTransaction = "dbos-transaction"
+	kindRiver           = "river"
+	kindPlain           = "plain"
+	kindGood            = "good-hand"
+	kindChoreo          = "choreographed"
+	kindQueued          = "choreographed-queued"
+	kindOrchest         = "orchestrated"
+	kindOrchestQueued   = "orchestrated-queued"
 )
 
-// A kind is a way to compare, with the number of sagas in flight that suits it best.
+// A kind is a way to compare, with the number of sagas in flight that suits it best. The option -sweep finds that
+// number.
 type kind struct {
 	name     string
 	inFlight int
@@ -24,12 +28,15 @@ type kind struct {
 }
 
 var kinds = []kind{
-	{kindDBOS, dbosInFlight, openDurable(dbosConns)},
-	{kindPlain, plainInFlight, openPlain(plainSubscriptions, plainPrefetch)},
-	{kindChoreo, oursInFlight, openChoreographed(insertNow)},
-	{kindQueued, oursInFlight, openChoreographed(insertQueued)},
-	{kindOrchest, oursInFlight, openOrchestrated(insertNow)},
-	{kindOrchestQueued, oursInFlight, openOrchestrated(insertQueued)},
+	{kindDBOS, 256, openDurable(byStep)},
+	{kindDBOSTransaction, 256, openDurable(byTransaction)},
+	{kindRiver, 256, openChained},
+	{kindPlain, 1024, openPlain(plainSubscriptions, plainPrefetch)},
+	{kindGood, 1024, openGood},
+	{kindChoreo, 2048, openChoreographed(insertNow)},
+	{kindQueued, 2048, openChoreographed(insertQueued)},
+	{kindOrchest, 2048, openOrchestrated(insertNow)},
+	{kindOrchestQueued, 2048, openOrchestrated(insertQueued)},
 }
 
 func kindNames() []string {

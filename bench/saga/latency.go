@@ -13,7 +13,6 @@ import (
 const (
 	latencyLoad     = 0.5 // of a capacity
 	latencyLength   = 2   // slices
-	latencyWarm     = 0.1 // share of the samples that does not count
 	latencyInFlight = 100_000
 )
 
@@ -64,9 +63,7 @@ func (s *subject) measureSpread(ctx context.Context, rate float64, slice time.Du
 	if err != nil {
 		return err
 	}
-	steady := o.each[int(latencyWarm*float64(len(o.each))):]
-	at := func(p float64) float64 { return target.Milliseconds(target.Percentile(steady, p)) }
 	fmt.Printf("latency %-6s %-20s at %5.0f sagas/s, %-30s p50 %6.1f, p99 %6.1f, worst %6.1f ms; %s\n",
-		s.server.Name, s.name, rate, what+":", at(0.5), at(0.99), at(1), o.used.FormatEach(o.sagas))
+		s.server.Name, s.name, rate, what+":", o.percentile(0.5), o.percentile(0.99), o.percentile(1), o.spent.used.FormatEach(o.sagas))
 	return nil
 }

@@ -14,15 +14,16 @@ type ledger struct {
 	mu     sync.Mutex
 	begun  map[string]time.Time // by order id, until completed
 	took   []time.Duration      // in the order of their completion
-	want   int
-	all    chan struct{} // closed when as many as wanted are completed
-	failed chan error    // gets the first failure
+	want   int                  // completed sagas, for which somebody waits
+	all    chan struct{}        // gets a value when there are so many
+	failed chan error           // gets the first failure
 }
 
-func newLedger(want, inFlight int) *ledger {
+// newLedger returns a ledger of so many sagas.
+func newLedger(sagas, inFlight int) *ledger {
 	return &ledger{
-		slots: make(chan struct{}, inFlight), begun: make(map[string]time.Time, inFlight), want: want,
-		all: make(chan struct{}), failed: make(chan error, 1),
+		slots: make(chan struct{}, inFlight), begun: make(map[string]time.Time, min(inFlight, sagas)),
+		took: make([]time.Duration, 0, sagas), all: make(chan struct{}, 1), failed: make(chan error, 1),
 	}
 }
 
@@ -56,7 +57,7 @@ func (l *ledger) completed(id string) {
 	<-l.slots
 	l.took = append(l.took, now.Sub(begun))
 	if len(l.took) == l.want {
-		close(l.all)
+		l.all <- struct{}{}
 	}
 }
 
@@ -68,8 +69,15 @@ func (l *ledger) reportFailure(err error) {
 	}
 }
 
-// waitUntilDone waits for as many sagas as wanted.
-func (l *ledger) waitUntilDone(ctx context.Context) (err error) {
+// waitUntilDone waits until so many sagas of the slice are completed. Only one call may wait at a time.
+func (l *ledger) waitUntilDone(ctx context.Context, want int) (err error) {
+	l.mu.Lock()
+	l.want = want
+	done := len(l.took) >= want
+	l.mu.Unlock()
+	if done {
+		return nil
+	}
 	select {
 	case <-l.all:
 		return nil
@@ -79,5 +87,5 @@ func (l *ledger) waitUntilDone(ctx context.Context) (err error) {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return fmt.Errorf("%d of %d sagas are completed: %w", len(l.took), l.want, err)
+	return fmt.Errorf("%d of %d sagas are completed: %w", len(l.took), want, err)
 }

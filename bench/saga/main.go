@@ -20,7 +20,7 @@ import (
 
 // settings are those of package consumer's benchmark, for the same reasons.
 var settings = []string{
-	"shared_buffers=6GB", "max_wal_size=16GB", "min_wal_size=1GB", "checkpoint_timeout=1h", "autovacuum=off", "max_connections=400",
+	"shared_buffers=6GB", "max_wal_size=16GB", "min_wal_size=1GB", "checkpoint_timeout=1h", "autovacuum=off", "max_connections=700",
 }
 
 // A bench is one run of the program.
@@ -32,24 +32,26 @@ type bench struct {
 	servers []*private.Server // the first is native
 }
 
-// A part measures one thing with the subjects of one server.
+// A part measures one thing with the subjects of one server. compare returns the targets; it may be nil.
 type part struct {
 	name    string
 	measure func(*bench, context.Context, *private.Server, []*subject) error
+	compare func(*bench, *private.Server, []*subject) []target.Target
 }
 
 // parts are in this order because a load is a share of the measured capacity.
 var parts = []part{
-	{"throughput", (*bench).throughput},
-	{"latency", (*bench).measureLatency},
-	{quietPart, (*bench).measureQuiet},
+	{sweepPart, (*bench).measureSweep, nil},
+	{"throughput", (*bench).throughput, (*bench).compareThroughput},
+	{"latency", (*bench).measureLatency, nil},
+	{quietPart, (*bench).measureQuiet, (*bench).compareQuiet},
 }
 
 func main() {
 	b := &bench{}
 	var names []string
 	for _, p := range parts {
-		if p.name != quietPart { // it configures the servers in another way
+		if p.name != quietPart && p.name != sweepPart { // these run alone: one has other settings, one finds ours
 			names = append(names, p.name)
 		}
 	}
@@ -59,7 +61,11 @@ func main() {
 	list := flag.String("parts", strings.Join(names, ","), "what is measured")
 	which := flag.String("kinds", strings.Join(kindNames(), ","), "what is compared")
 	on := flag.String("servers", "native,slow", "on which servers")
+	sweep := flag.Bool("sweep", false, "measure only which number of sagas in flight suits each kind best")
 	flag.Parse()
+	if *sweep {
+		*list = sweepPart
+	}
 	defer profile.StartProfile(*cpu)()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -124,6 +130,9 @@ func (b *bench) measureOnServer(ctx context.Context, s *private.Server, names []
 		if err := p.measure(b, ctx, s, subjects); err != nil {
 			return nil, fmt.Errorf("%s: %w", p.name, err)
 		}
+		if p.compare != nil {
+			targets = append(targets, p.compare(b, s, subjects)...)
+		}
 	}
-	return b.compareSubjects(s, subjects), nil
+	return targets, nil
 }

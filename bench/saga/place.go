@@ -11,21 +11,26 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/sagamill/sagamill/bench/internal/private"
+	"github.com/sagamill/sagamill/bench/internal/trips"
 	"github.com/sagamill/sagamill/saga"
 )
 
 // A place is where a subject has its tables and its queues.
 type place struct {
-	server *private.Server
-	prefix string
-	queues []*private.Queue // of the topics
-	config wamqp.Config     // of all queues
-	all    *pgxpool.Pool    // sees the tables of all services
+	server   *private.Server
+	broker   *private.Broker
+	prefix   string
+	queues   []*private.Queue // of the topics
+	config   wamqp.Config     // of all queues
+	all      *pgxpool.Pool    // sees the tables of all services; its work does not count
+	count    trips.Counter    // of all other pools
+	counting bool             // the server counts statements
+	reads    int64            // readings of the effort so far
 }
 
 // createPlace makes the place called name on s.
 func (b *bench) createPlace(ctx context.Context, s *private.Server, name string) (_ *place, err error) {
-	p := &place{server: s, prefix: "bench_" + strings.ReplaceAll(name, "-", "_")}
+	p := &place{server: s, broker: b.broker, prefix: "bench_" + strings.ReplaceAll(name, "-", "_")}
 	declared := []string{saga.Topic(p.sagaName())}
 	for _, topic := range topics {
 		declared = append(declared, p.topicName(topic))
@@ -44,7 +49,10 @@ func (b *bench) createPlace(ctx context.Context, s *private.Server, name string)
 		}
 		schemas = append(schemas, p.schemaName(service))
 	}
-	p.all, err = p.connectPool(ctx, 4, schemas...)
+	config, err := p.poolConfig(4, schemas...)
+	if err == nil {
+		p.all, err = pgxpool.NewWithConfig(ctx, config)
+	}
 	return p, err
 }
 
@@ -72,15 +80,50 @@ func (p *place) sagaName() string {
 
 func (p *place) schemaName(service string) string { return p.prefix + "_" + service }
 
-// connectPool opens a pool that looks for tables in schemas.
-func (p *place) connectPool(ctx context.Context, conns int, schemas ...string) (*pgxpool.Pool, error) {
+// poolConfig configures a pool that looks for tables in schemas.
+func (p *place) poolConfig(conns int, schemas ...string) (*pgxpool.Config, error) {
 	config, err := pgxpool.ParseConfig(p.server.URL)
 	if err != nil {
 		return nil, err
 	}
 	config.MaxConns = int32(conns)
 	config.ConnConfig.RuntimeParams["search_path"] = strings.Join(schemas, ", ")
+	return config, nil
+}
+
+// connectPool opens a pool that looks for tables in schemas. Its round trips and transactions are counted.
+func (p *place) connectPool(ctx context.Context, conns int, schemas ...string) (*pgxpool.Pool, error) {
+	config, err := p.poolConfig(conns, schemas...)
+	if err != nil {
+		return nil, err
+	}
+	config.ConnConfig.AfterNetConnect = p.count.CountConn
 	return pgxpool.NewWithConfig(ctx, config)
+}
+
+// connectWholePool is connectPool for a pool that lives for one slice: it opens all connections at once, so that
+// connecting is no part of what is measured.
+func (p *place) connectWholePool(ctx context.Context, conns int, schemas ...string) (*pgxpool.Pool, error) {
+	pool, err := p.connectPool(ctx, conns, schemas...)
+	if err != nil {
+		return nil, err
+	}
+	var held []*pgxpool.Conn
+	for range conns {
+		conn, err := pool.Acquire(ctx)
+		if err != nil {
+			break
+		}
+		held = append(held, conn)
+	}
+	for _, conn := range held {
+		conn.Release()
+	}
+	if len(held) < conns {
+		pool.Close()
+		return nil, fmt.Errorf("only %d of %d connections could be opened", len(held), conns)
+	}
+	return pool, nil
 }
 
 // truncateTables empties the tables of every service that are named, and the business tables.
@@ -116,11 +159,6 @@ func (p *place) checkSettled() error {
 		}
 	}
 	return nil
-}
-
-// bytesLogged returns how many bytes the server's write-ahead log has had so far.
-func (p *place) bytesLogged(ctx context.Context) (n int64, err error) {
-	return n, p.all.QueryRow(ctx, "SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint").Scan(&n)
 }
 
 // A count is a required number of rows.

@@ -18,10 +18,9 @@ import (
 )
 
 const (
-	plainConns    = 16 // of each service
-	plainBatch    = 100
-	plainPause    = 100 * time.Millisecond
-	plainInFlight = 1024
+	plainConns = 16 // of each service
+	plainBatch = 100
+	plainPause = 100 * time.Millisecond
 
 	plainSubscriptions, plainPrefetch = 8, 16 // of each step
 )

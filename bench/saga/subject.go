@@ -7,13 +7,14 @@ import (
 	"time"
 
 	"github.com/sagamill/sagamill/bench/internal/private"
-	"github.com/sagamill/sagamill/bench/internal/proctime"
+	"github.com/sagamill/sagamill/bench/internal/target"
 )
 
 const (
-	warmSagas    = 300 // in the round that does not count
+	firstSagas   = 300 // in the round that does not count
 	minSagas     = 200 // in later rounds, when the rates are known
 	maxSagas     = 30_000
+	warmShare    = 0.2 // of a slice's sagas: so many run before it, with the same load
 	sliceTimeout = time.Minute
 )
 
@@ -40,6 +41,7 @@ type subject struct {
 	sagas int       // in one slice
 	rates []float64 // of the rounds
 	total outcome
+	costs map[quietLoad][]cost // of the rounds
 }
 
 // newSubjects opens the kinds on s. After an error some are open.
@@ -54,7 +56,7 @@ func (b *bench) newSubjects(ctx context.Context, s *private.Server) (subjects []
 			p.all.Close()
 			return subjects, fmt.Errorf("%s: %w", k.name, err)
 		}
-		subjects = append(subjects, &subject{place: p, way: w, kind: k, sagas: warmSagas})
+		subjects = append(subjects, &subject{place: p, way: w, kind: k, sagas: firstSagas, costs: map[quietLoad][]cost{}})
 	}
 	return subjects, nil
 }
@@ -70,38 +72,44 @@ func closeSubjects(subjects []*subject) error {
 
 // An outcome is the measurement of one or more slices.
 type outcome struct {
-	sagas  int
-	took   time.Duration // from the first start to the last completion
-	logged int64         // bytes in the write-ahead log
-	used   proctime.Usage
-	each   []time.Duration // how long the sagas took
+	sagas int
+	took  time.Duration // from the first start to the last completion
+	spent effort
+	each  []time.Duration // how long the sagas took
 }
 
 func (o outcome) addOutcome(p outcome) outcome {
-	return outcome{o.sagas + p.sagas, o.took + p.took, o.logged + p.logged, o.used.AddUsage(p.used), nil}
+	return outcome{o.sagas + p.sagas, o.took + p.took, o.spent.addEffort(p.spent), nil}
 }
 
 func (o outcome) sagaRate() float64 { return float64(o.sagas) / o.took.Seconds() }
 
 func (o outcome) String() string {
-	return fmt.Sprintf("%.0f bytes of log for each; %s", float64(o.logged)/float64(o.sagas), o.used.FormatEach(o.sagas))
+	return fmt.Sprintf("%.0f bytes of log for each; %s", float64(o.spent.logged)/float64(o.sagas), o.spent.used.FormatEach(o.sagas))
+}
+
+// percentile returns the duration, in milliseconds, that a share p of the sagas did not exceed.
+func (o outcome) percentile(p float64) float64 {
+	return target.Milliseconds(target.Percentile(o.each, p))
 }
 
 // A load starts n sagas of w and records them in l.
 type load func(ctx context.Context, w way, l *ledger, n int) error
 
-// measureSlice runs n sagas and checks their effects.
+// measureSlice runs n sagas and checks their effects. A share of them runs before, so that connections, plans and
+// caches are warm: a slice begins with empty tables, for which the server plans anew.
 func (s *subject) measureSlice(ctx context.Context, n, inFlight int, offer load) (o outcome, err error) {
 	ctx, cancel := context.WithTimeout(ctx, sliceTimeout)
 	defer cancel()
 	if err = errors.Join(s.way.clearSagas(ctx), s.purgeQueues()); err == nil {
 		_, err = s.all.Exec(ctx, "CHECKPOINT") // otherwise one may fall into the slice
 	}
+	warm := int(warmShare * float64(n))
 	if err == nil {
-		o, err = s.workThrough(ctx, n, inFlight, offer)
+		o, err = s.workThrough(ctx, warm, n, inFlight, offer)
 	}
 	if err == nil {
-		err = errors.Join(s.way.checkEffects(ctx, n+1), s.checkSettled())
+		err = errors.Join(s.way.checkEffects(ctx, 1+warm+n), s.checkSettled())
 	}
 	if err != nil {
 		return o, fmt.Errorf("%s: %w", s.name, err)
@@ -109,8 +117,9 @@ func (s *subject) measureSlice(ctx context.Context, n, inFlight int, offer load)
 	return o, nil
 }
 
-func (s *subject) workThrough(ctx context.Context, n, inFlight int, offer load) (o outcome, err error) {
-	l := newLedger(n+1, inFlight)
+// workThrough runs one saga, then warm sagas that do not count, then n.
+func (s *subject) workThrough(ctx context.Context, warm, n, inFlight int, offer load) (o outcome, err error) {
+	l := newLedger(1+warm+n, inFlight)
 	stop, err := s.way.runServices(ctx, l.completed, l.reportFailure)
 	if err != nil {
 		return o, err
@@ -119,20 +128,26 @@ func (s *subject) workThrough(ctx context.Context, n, inFlight int, offer load) 
 	if err := s.runFirst(ctx, l); err != nil {
 		return o, fmt.Errorf("first saga: %w", err)
 	}
-	before, err := s.bytesLogged(ctx)
+	if err := offer(ctx, s.way, l, warm); err != nil {
+		return o, err
+	}
+	if err := l.waitUntilDone(ctx, 1+warm); err != nil {
+		return o, err
+	}
+	before, err := s.readEffort(ctx)
 	if err != nil {
 		return o, err
 	}
-	used, begun := proctime.ReadUsage(), time.Now()
+	begun := time.Now()
 	if err := offer(ctx, s.way, l, n); err != nil {
 		return o, err
 	}
-	if err := l.waitUntilDone(ctx); err != nil {
+	if err := l.waitUntilDone(ctx, 1+warm+n); err != nil {
 		return o, err
 	}
-	o = outcome{sagas: n, took: time.Since(begun), used: proctime.ReadUsage().UsedSince(used), each: l.took[1:]}
-	after, err := s.bytesLogged(ctx)
-	o.logged = after - before
+	o = outcome{sagas: n, took: time.Since(begun), each: l.took[1+warm:]}
+	after, err := s.readEffort(ctx)
+	o.spent = after.subtractEffort(before)
 	return o, err
 }
 
@@ -145,21 +160,7 @@ func (s *subject) runFirst(ctx context.Context, l *ledger) error {
 	if err := s.way.startSaga(ctx, o); err != nil {
 		return err
 	}
-	for {
-		l.mu.Lock()
-		done := len(l.took)
-		l.mu.Unlock()
-		if done > 0 {
-			return nil
-		}
-		select {
-		case err := <-l.failed:
-			return err
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-time.After(time.Millisecond):
-		}
-	}
+	return l.waitUntilDone(ctx, 1)
 }
 
 // sizeNextSlice sets the number of sagas that keep a subject of that rate busy for a slice.

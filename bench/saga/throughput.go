@@ -11,7 +11,7 @@ import (
 // A ratio compares two kinds.
 type ratio struct {
 	kind, to string
-	goal     float64 // on the native server
+	goal     float64 // on the native server; 0: none
 }
 
 var ratios = []ratio{
@@ -23,6 +23,12 @@ var ratios = []ratio{
 	{kindQueued, kindDBOS, 3},
 	{kindOrchestQueued, kindPlain, 5},
 	{kindOrchestQueued, kindDBOS, 3},
+	{kindQueued, kindDBOSTransaction, 0},
+	{kindQueued, kindRiver, 0},
+	{kindQueued, kindGood, 0},
+	{kindOrchestQueued, kindDBOSTransaction, 0},
+	{kindOrchestQueued, kindRiver, 0},
+	{kindOrchestQueued, kindGood, 0},
 }
 
 // throughput measures how fast the kinds complete sagas.
@@ -49,8 +55,8 @@ func (b *bench) throughput(ctx context.Context, server *private.Server, subjects
 	return nil
 }
 
-// compareSubjects prints the ratios and returns those that are targets.
-func (b *bench) compareSubjects(server *private.Server, subjects []*subject) (targets []target.Target) {
+// compareThroughput prints the ratios and returns those that are targets.
+func (b *bench) compareThroughput(server *private.Server, subjects []*subject) (targets []target.Target) {
 	rates := map[string][]float64{}
 	for _, s := range subjects {
 		rates[s.name] = s.rates
@@ -61,7 +67,7 @@ func (b *bench) compareSubjects(server *private.Server, subjects []*subject) (ta
 			continue
 		}
 		fmt.Printf("throughput %-6s %s/%s %.2f\n", server.Name, r.kind, r.to, value)
-		if server == b.servers[0] {
+		if server == b.servers[0] && r.goal > 0 {
 			targets = append(targets, target.Target{Name: "saga/" + r.kind + "-" + r.to, Value: value, Goal: r.goal})
 		}
 	}

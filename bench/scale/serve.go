@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/sagamill/sagamill/bench/internal/trips"
 )
 
 const tellEvery = 5 * time.Millisecond
@@ -21,7 +23,7 @@ type desk struct {
 	job
 	start chan struct{} // closed when work begins
 	done  atomic.Int64  // messages
-	trips atomic.Int64
+	count trips.Counter
 	lines *json.Encoder // guarded by saying
 	say   sync.Mutex
 }
@@ -54,7 +56,7 @@ func serveJob(ctx context.Context, text string) error {
 	}
 	cancel()
 	telling.Wait()
-	d.sendReport(report{Trips: int(d.trips.Load())})
+	d.sendReport(report{Trips: int(d.count.Trips.Load())})
 	return err
 }
 
@@ -84,7 +86,7 @@ func (d *desk) reportReady(ctx context.Context) error {
 	d.sendReport(report{Ready: true})
 	select {
 	case <-d.start:
-		d.trips.Store(0) // earlier trips belong to no message
+		d.count.Trips.Store(0) // earlier trips belong to no message
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()
@@ -97,7 +99,7 @@ func (d *desk) connectPool(ctx context.Context, schema string, conns int) (*pgxp
 	if err != nil {
 		return nil, err
 	}
-	config.ConnConfig.AfterNetConnect = countTrips(&d.trips)
+	config.ConnConfig.AfterNetConnect = d.count.CountConn
 	pool, err := pgxpool.NewWithConfig(ctx, config)
 	if err != nil {
 		return nil, err

@@ -23,6 +23,11 @@ type outcome struct {
 
 func (o outcome) messageRate() float64 { return float64(o.messages) / o.took.Seconds() }
 
+// messageCost returns the processor time of all parties for one message, in microseconds.
+func (o outcome) messageCost() float64 {
+	return float64((o.used.Client + o.used.Database + o.used.Broker).Microseconds()) / float64(o.messages)
+}
+
 func (o outcome) addOutcome(p outcome) outcome {
 	return outcome{o.messages + p.messages, o.took + p.took, o.used.AddUsage(p.used), o.busy + p.busy, o.trips + p.trips, o.seen.addActivity(p.seen)}
 }

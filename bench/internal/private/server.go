@@ -148,7 +148,8 @@ func describeBroker(b *Broker) {
 	for _, m := range info.Deps {
 		switch m.Path {
 		case "github.com/jackc/pgx/v5", "github.com/rabbitmq/amqp091-go", "github.com/ThreeDotsLabs/watermill",
-			"github.com/ThreeDotsLabs/watermill-amqp/v3", "github.com/ThreeDotsLabs/watermill-sql/v4", "github.com/dbos-inc/dbos-transact-golang":
+			"github.com/ThreeDotsLabs/watermill-amqp/v3", "github.com/ThreeDotsLabs/watermill-sql/v4", "github.com/dbos-inc/dbos-transact-golang",
+			"github.com/riverqueue/river":
 			fmt.Println("library", m.Path, m.Version)
 		}
 	}
