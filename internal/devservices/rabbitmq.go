@@ -202,6 +202,12 @@ func (n *rabbitNode) brokerURL() string {
 	return u.String()
 }
 
+// preloadModules makes the node load the code that its boot needs all at once, on several processors. The boot would
+// load module by module, and Erlang copies its table of exports for each load: a fifth of the processor time of a start.
+const preloadModules = `catch(code:ensure_modules_loaded([list_to_atom(filename:basename(F,".beam"))||` +
+	`A<-[rabbit,rabbit_common,ra,mnesia,rabbitmq_prelaunch,osiris,cuttlefish,ranch,ssl,public_key,os_mon],` +
+	`F<-filelib:wildcard(code:lib_dir(A)++"/ebin/*.beam")])).`
+
 // environment returns the whole environment of the node. It passes nothing on, because our RABBITMQ_*
 // variables may be meant for another node.
 func (n *rabbitNode) environment() []string {
@@ -219,8 +225,9 @@ func (n *rabbitNode) environment() []string {
 		"RABBITMQ_MNESIA_BASE=" + filepath.Join(n.dir, "mnesia"),
 		"RABBITMQ_LOG_BASE=" + filepath.Join(n.dir, "log"),
 		"RABBITMQ_PID_FILE=" + filepath.Join(n.dir, "node-pid"),
-		// One scheduler, no busy waiting: the tests need the processors.
-		"RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS=+S 1:1 +sbwt none -kernel inet_dist_use_interface {127,0,0,1}",
+		// No busy waiting: the tests need the processors.
+		"RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS=+S 2:2 +sbwt none -kernel inet_dist_use_interface {127,0,0,1}",
+		"ERL_AFLAGS=-eval '" + preloadModules + "'",
 		// Makes the script replace itself with the node, so that the recorded pid is the node's.
 		"RUNNING_UNDER_SYSTEMD=true",
 	}
