@@ -40,8 +40,10 @@ type leader struct {
 	pollAt            time.Time // when the log is read although no messages are expected
 	unexpectedReads   int       // reads in a row that found messages that were not expected
 	silentWriterUntil time.Time // until then a writer is assumed that does not wake the relay
-	emptyReads        int       // reads in a row that found nothing
-	failures          int       // rounds in a row that failed
+	pace              pace
+	announce          func(payload string) // to the other processes
+	emptyReads        int                  // reads in a row that found nothing
+	failures          int                  // rounds in a row that failed
 }
 
 // newLeader returns the leader of tenure t. Its lanes do not wait for the broker any more once
@@ -49,7 +51,7 @@ type leader struct {
 func newLeader(r *Relay, t tenure, stop <-chan struct{}) *leader {
 	s := &r.core
 	l := &leader{
-		core: s, lease: lease{s}, epoch: t.epoch, wake: r.wake, done: make(chan struct{}, 1), expectsMessages: true,
+		core: s, lease: lease{s}, epoch: t.epoch, wake: r.wake, announce: r.notifier.announce, done: make(chan struct{}, 1), expectsMessages: true,
 		log:     logReader{core: s, epoch: t.epoch, position: position{at: t.at}},
 		window:  window{core: s, movedAt: time.Now()},
 		settler: settler{core: s, epoch: t.epoch, at: t.at, which: t.which, turnAt: s.limits.cursors},
@@ -85,6 +87,7 @@ func (r *Relay) leadTenure(ctx, work context.Context, t tenure) error {
 	workers.Go(func() { l.keepLease(work, end) })
 	l.prober.probing = &workers
 	r.counters.leads.Store(true)
+	r.notifier.hearBusy(false)                                       // the relay before may have said that it was busy
 	err := guard.Call(func() error { return l.goRounds(ctx, work) }) // the state a panic leaves ends with the tenure
 	r.counters.leads.Store(false)
 	end(nil)
@@ -310,6 +313,9 @@ func (l *leader) readLog(ctx context.Context) (int, error) {
 	takeLook(now)
 	goesOn := l.log.backlog
 	l.log.backlog = len(rows) == room || !l.log.isCaughtUp()
+	if payload := l.pace.noteRead(time.Now(), len(rows), l.counters.notified.Load()); payload != "" {
+		l.announce(payload)
+	}
 	l.schedulePoll(len(rows), goesOn)
 	l.expectsMessages = false
 	if len(rows) > 1 && !l.log.backlog {
@@ -331,15 +337,16 @@ const (
 )
 
 // schedulePoll sets pollAt after a read of n messages: after PollMax, if writers wake the relay. If the relay does not
-// listen, or a silent writer is assumed, the pause starts at PollMin and grows with each empty read. A read that goes on
-// with the pages of an earlier one is no sign of a silent writer.
+// listen, or a silent writer is assumed, or other processes do not notify because this relay is busy, the pause starts at
+// PollMin and grows with each empty read. A read that goes on with the pages of an earlier one is no sign of a silent
+// writer.
 func (l *leader) schedulePoll(n int, goesOn bool) {
 	now := time.Now()
 	l.emptyReads++
 	if n > 0 {
 		l.emptyReads = 0
 		switch {
-		case l.expectsMessages:
+		case l.expectsMessages, l.pace.busy:
 			l.unexpectedReads = 0
 		case !goesOn:
 			l.unexpectedReads++
@@ -349,7 +356,7 @@ func (l *leader) schedulePoll(n int, goesOn bool) {
 		}
 	}
 	pause := l.opts.PollMax
-	if !l.listens.Load() || now.Before(l.silentWriterUntil) {
+	if !l.listens.Load() || l.pace.busy || now.Before(l.silentWriterUntil) {
 		pause = backoff.Policy{Base: l.opts.PollMin, Cap: min(l.opts.PollMax, silentWriterPoll)}.Ceiling(l.emptyReads)
 	}
 	l.pollAt = now.Add(pause)

@@ -171,6 +171,7 @@ type counters struct {
 	published, refused        atomic.Uint64
 	dead, queued, unavailable atomic.Uint64
 	deferred                  atomic.Uint64
+	notified                  atomic.Uint64 // notifications of messages received
 
 	callTime atomic.Int64
 	calls    [len(latencyBounds) + 1]atomic.Uint64 // by duration; the last: longer than all bounds

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"hash/fnv"
 	"log/slog"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -23,8 +24,24 @@ const notifyInterval = 10 * time.Millisecond
 // sqlNotify is never sent in a transaction that writes: PostgreSQL lets transactions that notify
 // commit one at a time.
 const (
-	sqlNotify = `SELECT pg_notify($1, '')`
+	sqlNotify = `SELECT pg_notify($1, $2)`
 	sqlListen = `LISTEN `
+)
+
+// A busy relay reads the log at short intervals without being notified. It says so, and the processes that hear it send
+// no notifications for busyTime. PostgreSQL lets one transaction that notifies commit at a time, and wakes each listener.
+const (
+	busyTime = time.Second
+
+	busyWindow = 200 * time.Millisecond // in which the relay counts
+	busyCount  = 8                      // notifications and reads with messages in busyWindow that make a relay busy
+	busyMisses = 3                      // empty reads in a row that end it
+)
+
+// The payloads of notifications. Every other one says that there may be messages to publish.
+const (
+	payloadBusy = "busy" // the active relay is busy
+	payloadIdle = "idle" // it is not any more
 )
 
 // A Notifier tells the active relay, in any process, that there may be messages to publish. It is
@@ -35,6 +52,10 @@ type Notifier struct {
 	channel string
 	log     *slog.Logger
 	wake    chan struct{}
+
+	announcement chan string   // a payload of the active relay; the newest counts
+	busyUntil    atomic.Int64  // in nanoseconds of Unix time: until then the active relay needs no notifications
+	idle         chan struct{} // the active relay needs them again
 }
 
 // NewNotifier returns a Notifier for the outbox in schema, by default sagamill. It starts nothing:
@@ -51,7 +72,8 @@ func NewNotifier(db *pgxpool.Pool, schema string) (*Notifier, error) {
 }
 
 func newNotifier(db *pgxpool.Pool, schema string, log *slog.Logger) *Notifier {
-	return &Notifier{db: db, channel: channelName(schema), log: log, wake: make(chan struct{}, 1)}
+	return &Notifier{db: db, channel: channelName(schema), log: log,
+		wake: make(chan struct{}, 1), announcement: make(chan string, 1), idle: make(chan struct{}, 1)}
 }
 
 // channelName returns the channel of a schema. It is a hash, because the schema's name alone may
@@ -71,16 +93,20 @@ func (n *Notifier) Wake() {
 	}
 }
 
-// Run sends notifications, each in its own transaction, until ctx ends. It returns nil.
+// Run sends notifications, each in its own transaction, until ctx ends. It returns nil. A Notifier that a [Relay] has
+// sends none while the active relay is busy.
 func (n *Notifier) Run(ctx context.Context) error {
 	for {
+		payload := ""
 		select {
+		case payload = <-n.announcement:
 		case <-n.wake:
+			n.awaitIdleRelay(ctx)
 		case <-ctx.Done():
 			return nil
 		}
 		err := guard.Call(func() error {
-			_, err := n.db.Exec(ctx, sqlNotify, n.channel)
+			_, err := n.db.Exec(ctx, sqlNotify, n.channel, payload)
 			return err
 		})
 		if err != nil && ctx.Err() == nil {
@@ -88,6 +114,92 @@ func (n *Notifier) Run(ctx context.Context) error {
 		}
 		_ = backoff.Sleep(ctx, notifyInterval) // the next receive looks at ctx
 	}
+}
+
+// awaitIdleRelay waits until the active relay needs notifications: it has said so, or has not said for busyTime that it is
+// busy. What was committed before the relay said so may be unread, so a notification follows.
+func (n *Notifier) awaitIdleRelay(ctx context.Context) {
+	for {
+		busy := time.Until(time.Unix(0, n.busyUntil.Load()))
+		if busy <= 0 {
+			return
+		}
+		timer := time.NewTimer(busy)
+		select {
+		case <-timer.C:
+		case <-n.idle:
+		case <-ctx.Done():
+			timer.Stop()
+			return
+		}
+		timer.Stop()
+	}
+}
+
+// announce sends payload to the other processes soon, in the place of one that is not sent yet. It never blocks.
+func (n *Notifier) announce(payload string) {
+	select {
+	case <-n.announcement:
+	default:
+	}
+	select {
+	case n.announcement <- payload:
+	default: // another announcement came between
+	}
+}
+
+// hearBusy notes that the active relay is busy, or is not.
+func (n *Notifier) hearBusy(busy bool) {
+	if busy {
+		n.busyUntil.Store(time.Now().Add(busyTime).UnixNano())
+		return
+	}
+	n.busyUntil.Store(0)
+	select {
+	case n.idle <- struct{}{}:
+	default:
+	}
+}
+
+// A pace says whether the active relay is busy: many processes notify it, and its reads find messages.
+type pace struct {
+	since     time.Time // when counting began
+	reads     int       // that have found messages since then
+	notified  uint64    // notifications received until then
+	busy      bool
+	announced time.Time
+	misses    int // empty reads in a row
+}
+
+// noteRead counts a read that has found n messages after so many notifications were received. It returns what to
+// announce, "" for nothing.
+func (p *pace) noteRead(now time.Time, n int, notified uint64) string {
+	if n > 0 {
+		p.reads++
+		p.misses = 0
+	} else {
+		p.misses++
+	}
+	if p.busy {
+		switch {
+		case p.misses >= busyMisses:
+			*p = pace{since: now, notified: notified}
+			return payloadIdle
+		case now.Sub(p.announced) >= busyTime/2:
+			p.announced = now
+			return payloadBusy
+		}
+		return ""
+	}
+	if now.Sub(p.since) > busyWindow {
+		p.since, p.reads, p.notified = now, 0, notified
+		return ""
+	}
+	if p.busy = p.reads >= busyCount && notified-p.notified >= busyCount; !p.busy {
+		return ""
+	}
+	p.announced = now
+	return payloadBusy
 }
 
 // Wake makes the active relay look at once instead of at its next poll. The active relay may be this
@@ -138,12 +250,27 @@ func (r *Relay) listenOnConnection(ctx context.Context) error {
 	}
 	r.listens.Store(true)
 	defer r.listens.Store(false)
-	r.wakeLocally() // what was committed before
+	defer r.notifier.hearBusy(false) // nobody would hear the end of it
+	r.wakeLocally()                  // what was committed before
 	r.signals.listening.Send(true)
 	for {
-		if _, err := own.WaitForNotification(ctx); err != nil {
+		notification, err := own.WaitForNotification(ctx)
+		if err != nil {
 			return err
 		}
+		r.takeNotification(notification.Payload)
+	}
+}
+
+// takeNotification wakes this relay, unless the notification is about a busy relay.
+func (r *Relay) takeNotification(payload string) {
+	switch payload {
+	case payloadBusy:
+		r.notifier.hearBusy(!r.counters.leads.Load()) // it may be its own announcement
+	case payloadIdle:
+		r.notifier.hearBusy(false)
+	default:
+		r.counters.notified.Add(1)
 		r.wakeLocally()
 	}
 }
