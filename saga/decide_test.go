@@ -258,10 +258,9 @@ func TestRetryOfALocalStep(t *testing.T) {
 	d.sees(saga.Address{Key: "k2"}, "note done, pay done, after waiting")
 	d.refused("k2", operator.VerbReject, "after", "comes after the pivot")
 	d.must("k2", operator.VerbPause, "")
-	d.must("k2", operator.VerbRetry, "") // when it is resumed
+	d.must("k2", operator.VerbRetry, "") // takes effect when it is resumed: otherwise the next attempt is due in an hour
+	mended.Store(1)                      // before the orchestrator may try the step again
 	d.must("k2", operator.VerbResume, "")
-	mended.Store(1)
-	d.must("k2", operator.VerbRetry, "")
 	d.until("k2", saga.StatusCompleted)
 }
 
