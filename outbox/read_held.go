@@ -39,7 +39,7 @@ type heldReader struct {
 	log    *logReader
 
 	nextLookAt     time.Time // no look before: see queueLookForHeld
-	unlooked       bool      // news have come since the last look
+	lookWanted     bool      // since the last look, the log was expected to have new messages
 	vain           int       // looks in a row that brought no result
 	mayHaveRefused bool      // there may be refused messages, as of the last look
 	retryAt        time.Time // when to look for refused messages that are due
@@ -80,7 +80,7 @@ func (h *heldReader) queueLookForHeld(batch *pgx.Batch) (take func(began time.Ti
 	batch.Queue(h.sql.lookForHeld).QueryRow(func(found pgx.Row) error { return found.Scan(&refused, &delay) })
 	return func(began time.Time) {
 		now := time.Now()
-		h.unlooked, h.vain = false, 0
+		h.lookWanted, h.vain = false, 0
 		h.mayHaveRefused = h.mayHaveRefused && h.retrying || refused
 		h.nextLookAt = now.Add(h.pauseAfterLook(now.Sub(began)))
 		switch {
