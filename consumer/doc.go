@@ -20,7 +20,7 @@
 // of deliveries from the board. The deliveries of one scope and key are in one lane at a time, in their order.
 //
 // Receive (receive.go): the receiver verifies a message and reads it. It gives a received message, or a rejection,
-// which becomes a dead letter. The lane does this, not the subscription, so that a slow Verify holds up one lane only.
+// which becomes a dead letter. The lane does this, not the subscription, so that a slow Verify delays one lane only.
 //
 // Execute (execute*.go): the executor runs a received message as an attempt, alone or in a batch. It claims the row of
 // the inbox, asks the state machine, enters the handler, and rolls back to a savepoint if the handler fails.

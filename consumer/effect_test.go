@@ -24,7 +24,7 @@ func TestEffectQueriesAreValid(t *testing.T) {
 	pgtest.PrepareAll(t, newEffectQueries(schema))
 }
 
-// While a call is under way nothing is locked and no connection is held, a
+// While a call is under way nothing is locked and no connection is taken, a
 // duplicate is acked without a call, and a compensation waits.
 func TestACallHoldsNoTransaction(t *testing.T) {
 	t.Parallel()

@@ -89,7 +89,7 @@ type executor struct {
 	marked    bool // the subscriber marks redeliveries
 	batchSize int
 	batchTime time.Duration
-	slots     *semaphore.Weighted // held while handlers run: see acquireSlot
+	slots     *semaphore.Weighted // taken while handlers run: see acquireSlot
 	signals   *signals
 
 	claimer  *claimer
@@ -201,7 +201,7 @@ func (e boardEntry) maxTriesFor(err error) int {
 }
 
 // retryUntilDone reports whether do, which settles e, has succeeded. While the database is away it waits here and
-// tries again, which costs the broker no delivery. In the end it gives up, so that one message does not hold its
+// tries again, which costs the broker no delivery. In the end it gives up, so that one message does not occupy its
 // lane for ever.
 func (x *executor) retryUntilDone(ctx context.Context, e boardEntry, do func() error) bool {
 	for try := 1; ; try++ {
@@ -248,7 +248,7 @@ func (x *executor) executeAttempt(ctx context.Context, a *attempt) error {
 const exclusiveWeight = 1 << 20
 
 // exclusiveWait is how long a message that should run alone waits for running handlers. A handler that hangs must
-// not hold up the message for ever: after that time it runs beside others.
+// not delay the message for ever: after that time it runs beside others.
 const exclusiveWait = 5 * time.Second
 
 const (

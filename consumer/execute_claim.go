@@ -95,7 +95,7 @@ func (a *attempt) arrival() arrival {
 	return arrival{kind: a.kind, digest: a.digest, parked: a.parked != nil, cancelParked: a.step.CancelParked, behind: a.behind, since: a.since()}
 }
 
-// countEntries returns the number of entries into the handler, the present one included. The caller holds the row.
+// countEntries returns the number of entries into the handler, the present one included. The caller has locked the row.
 func (a *attempt) countEntries() int {
 	n := a.found.entries(a.kind)
 	switch {
@@ -350,11 +350,11 @@ var (
 	// errGone reports that another instance has settled a parked copy.
 	errGone = errors.New("consumer: the parked copy is gone")
 
-	// errBusy reports that another transaction holds the step of a parked copy.
+	// errBusy reports that another transaction has locked the step of a parked copy.
 	errBusy = errors.New("consumer: the step is locked")
 )
 
-// claimParked begins a transaction on conn that holds the row of a's step and its parked copy. It returns no
+// claimParked begins a transaction on conn that locks the row of a's step and its parked copy. It returns no
 // transaction if there is nothing to do: the copy is gone, or its step is locked and the copy was handed back.
 func (c *claimer) claimParked(ctx context.Context, conn *pgx.Conn, a *attempt) (pgx.Tx, error) {
 	tx, err := conn.BeginTx(ctx, readCommitted)

@@ -239,7 +239,7 @@ func (rep *reporter) sendEvent(ctx context.Context, a *attempt) {
 	w := &a.watch
 	e := Event{
 		Delivery: &a.Delivery, Outcome: w.outcome, Reason: w.reason, Err: w.failure,
-		Entry: w.entry, Entered: w.inside, Began: a.came, Lag: -1,
+		Entry: w.entry, Entered: w.inside, Began: a.receivedAt, Lag: -1,
 		Parked: a.parked != nil && !w.delivered, Redelivered: a.redelivered, Batch: max(w.batch, 1),
 	}
 	if e.Entered {

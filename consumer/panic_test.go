@@ -170,8 +170,8 @@ func effected(function string) func(*fixture, *charge) plant {
 	}
 }
 
-// Whichever function of the user's panics, or ends its goroutine: the process lives on, nothing
-// stays held, and each message has its effect once, or is a dead letter if that was its fault.
+// Whichever function of the user's panics, or ends its goroutine: the process lives on, no
+// lock and no connection stays taken, and each message has its effect once, or is a dead letter if that was its fault.
 func TestAPanicOfTheUsersFunctionsCostsOneAttempt(t *testing.T) {
 	rows := map[string]bool{}
 	for name := range plants {
@@ -254,7 +254,7 @@ func (s explosiveSubscriber) Subscribe(ctx context.Context, topic string) (<-cha
 }
 
 // callerRows are functions of the user's that are called on the goroutine of who calls the
-// product: a panic reaches that one unchanged, and nothing stays held.
+// product: a panic reaches that one unchanged, and no lock and no connection stays taken.
 var callerRows = map[string]func(t *testing.T, f *fixture, c *charge){
 	"RedeliveryMarker": func(t *testing.T, f *fixture, c *charge) {
 		_, _ = New(f.pool, explosiveSubscriber{f.sub, explosive{c, "MarksRedelivered"}}, []Step{f.step(f.effect("paid"), nil)}, nil)

@@ -36,8 +36,8 @@ type received struct {
 	route
 	digest      []byte // of the payload as it came
 	body        any
-	redelivered bool      // the broker may have delivered it before
-	came        time.Time // when it was read
+	redelivered bool // the broker may have delivered it before
+	receivedAt  time.Time
 }
 
 // A rejection says why a message can never be executed.
@@ -294,7 +294,7 @@ func (r *receiver) readAddress(topic string, msg *message.Message) (*received, *
 			CorrelationID: cmp.Or(header(outbox.PropertyCorrelation), msg.UUID),
 			Metadata:      msg.Metadata, Payload: msg.Payload,
 		},
-		route: to, came: time.Now(),
+		route: to, receivedAt: time.Now(),
 		redelivered: header(outbox.PropertyRedelivered) == "true",
 	}, nil
 }

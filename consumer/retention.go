@@ -287,7 +287,7 @@ SET swept_before = $1
 WHERE swept_before < $1`
 
 // sqlRemoveOld removes rows from the blocks from $1 to $2 that were moved last before $3 and at least $4
-// microseconds before the committed horizon. It skips rows that a consumer or another sweeper holds. A row that was
+// microseconds before the committed horizon. It skips rows that a consumer or another sweeper has locked. A row that was
 // moved meanwhile is no longer old.
 const sqlRemoveOld = `
 WITH old AS MATERIALIZED (

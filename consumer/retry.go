@@ -55,8 +55,8 @@ func (r *parkedRow) delivery(msg *message.Message) Delivery {
 	}
 }
 
-// parkedLease is how long a taken message belongs to this instance before the instance holds the locks of the step
-// and of the message. If the instance dies earlier, another one takes the message after that time.
+// parkedLease is how long a taken message belongs to this instance before the instance has locked the row of the step
+// and that of the message. If the instance dies earlier, another one takes the message after that time.
 const parkedLease = 10 * time.Second
 
 // A workerPool counts the workers of parked messages by step.

@@ -28,7 +28,7 @@ FOR UPDATE`
 
 // sqlLockMany is sqlLockOlder for several steps, in the order of the arrays. A subquery that locks is not merged
 // into the join: each row is found by the primary key and locked before the next is searched. A transaction that
-// waits here holds rows that sort before, and rows that it has inserted itself. No transaction that has come this
+// waits here has locked rows that sort before, and rows that it has inserted itself. No transaction that has come this
 // far waits for those.
 const sqlLockMany = `
 SELECT a.ordinal::integer, i.state, i.attempts, i.undo_attempts, i.digest, i.undo_digest
@@ -53,7 +53,7 @@ FROM {schema}.inbox
 WHERE scope = $1 AND key = $2 AND step = $3 AND n = $4
 FOR UPDATE`
 
-// sqlTryLockStep is sqlLockStep for a parked message. It does not wait: while another transaction holds the row, the
+// sqlTryLockStep is sqlLockStep for a parked message. It does not wait: while another transaction has locked the row, the
 // message is handed back and its worker goes on.
 const sqlTryLockStep = `
 SELECT state, attempts, undo_attempts, digest, undo_digest
@@ -203,8 +203,8 @@ SET state = $2, reason = $3, error = $4, stack = $5, attempts = $6,
 	due_at = clock_timestamp() + $7 * interval '1 microsecond', last_at = clock_timestamp()
 WHERE id = $1`
 
-// sqlCountParked counts an entry into the handler by a delivery that did not hold the parked copy. A higher attempts
-// also fences the instance that holds the copy: if its attempt has not begun, the lease ends and another instance
+// sqlCountParked counts an entry into the handler by a delivery that has not taken the parked copy. A higher attempts
+// also fences the instance that has taken the copy: if its attempt has not begun, the lease ends and another instance
 // takes the copy.
 const sqlCountParked = `
 UPDATE {schema}.parked

@@ -285,10 +285,10 @@ func TestASweepDoesNotWait(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	c := f.consumer(t, Options{}, f.step(f.effect("paid"), nil))
-	handle(t, c, act("held"), act("free"))
+	handle(t, c, act("locked"), act("free"))
 	f.age(t, 60*day)
 	err := pgx.BeginFunc(t.Context(), f.pool, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(t.Context(), "SELECT FROM "+f.schema+".inbox WHERE key = 'held' FOR UPDATE"); err != nil {
+		if _, err := tx.Exec(t.Context(), "SELECT FROM "+f.schema+".inbox WHERE key = 'locked' FOR UPDATE"); err != nil {
 			return err
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
@@ -302,7 +302,7 @@ func TestASweepDoesNotWait(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := f.texts(t, "SELECT key FROM {schema}.inbox"); !slices.Equal(got, []string{"held"}) {
+	if got := f.texts(t, "SELECT key FROM {schema}.inbox"); !slices.Equal(got, []string{"locked"}) {
 		t.Errorf("left: %q", got)
 	}
 }

@@ -364,12 +364,12 @@ func TestWhatCannotBeVerifiedYetWaitsBehindItsBatch(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	const unsure = 20
-	held, release := make(chan bool), make(chan bool)
+	entered, release := make(chan bool), make(chan bool)
 	var asked atomic.Int32
 	c := f.consumer(t, Options{Lanes: 1, Verify: func(_ string, msg *message.Message) error {
 		switch msg.Metadata.Get("x-own") {
 		case "first":
-			held <- true
+			entered <- true
 			<-release
 		case "unsure":
 			asked.Add(1)
@@ -385,7 +385,7 @@ func TestWhatCannotBeVerifiedYetWaitsBehindItsBatch(t *testing.T) {
 		f.sub.queue("pay") <- msg
 	}
 	send("first", "first")
-	<-held
+	<-entered
 	for i := range unsure {
 		send(fmt.Sprint("unsure", i), "unsure")
 	}
@@ -406,12 +406,12 @@ func TestWhatCannotBeVerifiedYetWaitsBehindItsBatch(t *testing.T) {
 func TestWhatCannotBeVerifiedYetKeepsItsPlace(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	held, release := make(chan bool), make(chan bool)
+	entered, release := make(chan bool), make(chan bool)
 	var asked atomic.Int32
 	c := f.consumer(t, Options{Lanes: 1, Verify: func(_ string, msg *message.Message) error {
 		switch own := msg.Metadata.Get("x-own"); {
 		case own == "gate":
-			held <- true
+			entered <- true
 			<-release
 		case own == "unsure" && asked.Add(1) <= 20:
 			return ErrVerifyLater
@@ -423,7 +423,7 @@ func TestWhatCannotBeVerifiedYetKeepsItsPlace(t *testing.T) {
 	gate := act("gate")
 	gate.Metadata.Set("x-own", "gate")
 	f.sub.queue("pay") <- gate
-	<-held
+	<-entered
 	for i := range 20 {
 		key := fmt.Sprint("k", i)
 		first := act(key)

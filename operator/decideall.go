@@ -24,7 +24,7 @@ import (
 type Decisions struct {
 	Decided int            // they took the decision, and the journal of each has an entry
 	Refused map[string]int // by reason: the decision would break the saga, or has no effect. At most 50 reasons
-	Moved   int            // they moved on after they were read: the filter no longer picks them, or they now refuse the decision
+	Changed int            // they changed after they were read: the filter no longer picks them, or they now refuse the decision
 	Busy    int            // their rows were locked for longer than a second
 }
 
@@ -219,7 +219,7 @@ func (s *decisionSweep) visitInstance(ctx context.Context, p *pickedInstance) er
 	refusal, err := s.judgePicked(ctx, p)
 	switch {
 	case errors.Is(err, saga.ErrNoInstance):
-		s.counts.Moved++
+		s.counts.Changed++
 		return nil
 	case err != nil:
 		return fmt.Errorf("operator: %s %s: %w", s.decision.Verb, p.Address, sqlschema.Explain(err))
@@ -247,10 +247,10 @@ func (s *decisionSweep) judgePicked(ctx context.Context, p *pickedInstance) (ref
 	return nil, err
 }
 
-// errPickedMoved rolls back the transaction of an instance that moved on after it was read.
-var errPickedMoved = errors.New("operator: the filter does not pick the instance any more")
+// errPickedChanged rolls back the transaction of an instance that changed after it was read.
+var errPickedChanged = errors.New("operator: the filter does not pick the instance any more")
 
-// decidePicked locks an instance and applies the decision, unless the instance has moved on. The end of ctx does not
+// decidePicked locks an instance and applies the decision, unless the instance has changed. The end of ctx does not
 // cancel a transaction that has begun.
 func (s *decisionSweep) decidePicked(ctx context.Context, p *pickedInstance) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), batchTimeout)
@@ -272,15 +272,15 @@ func (s *decisionSweep) decidePicked(ctx context.Context, p *pickedInstance) err
 			return err
 		}
 		if !picked {
-			return errPickedMoved
+			return errPickedChanged
 		}
 		return s.applyDecision(ctx, tx, s.plans, i, &s.decision)
 	})
 	switch {
 	case err == nil:
 		s.counts.Decided++
-	case errors.Is(err, errPickedMoved), errors.Is(err, saga.ErrNoInstance), isRefusal(err): // it did not refuse as it was read
-		s.counts.Moved++
+	case errors.Is(err, errPickedChanged), errors.Is(err, saga.ErrNoInstance), isRefusal(err): // it did not refuse as it was read
+		s.counts.Changed++
 	case isContended(err):
 		s.counts.Busy++
 	default:

@@ -186,7 +186,7 @@ func TestDecideAllLeavesWhatMovesMeanwhile(t *testing.T) {
 		return err
 	}
 	got, err := c.n.DecideAll(t.Context(), InstanceFilter{Silent: time.Minute}, retryHotel, nil)
-	if diff := gocmp.Diff(Decisions{Decided: 2, Moved: 3, Busy: 1}, got); err != nil || diff != "" {
+	if diff := gocmp.Diff(Decisions{Decided: 2, Changed: 3, Busy: 1}, got); err != nil || diff != "" {
 		t.Errorf("DecideAll: error %v, counts (-want +got):\n%s", err, diff)
 	}
 	if got := strings.Join(c.texts(t, "SELECT key FROM {schema}.saga_journal ORDER BY id"), " "); got != "a f" {

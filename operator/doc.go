@@ -7,7 +7,7 @@
 //   - [Replayer] publishes messages of the log again.
 //   - [Locator] finds the steps and messages of one saga.
 //   - [Instances] shows saga instances and applies a [Decision] to one, or to all that a filter picks.
-//   - [ReadOverview] says how each schema of a database is, and what needs a person.
+//   - [ReadOverview] returns the state of each schema of a database, and its problems.
 //   - [ReadJournal] shows the changes that operators have made to messages.
 //
 // Monitoring needs none of this: outbox.ReadStats, consumer.ReadStats and saga.ReadStats count.

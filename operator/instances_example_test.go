@@ -28,7 +28,7 @@ func ExampleInstances() {
 			return err
 		}
 		made, err := instances.DecideAll(ctx, stuck, again, &operator.DecideOptions{Rate: 100})
-		fmt.Println(made.Decided, "retried,", made.TotalRefused(), "refused,", made.Moved, "moved meanwhile")
+		fmt.Println(made.Decided, "retried,", made.TotalRefused(), "refused,", made.Changed, "changed meanwhile")
 		return err
 	}
 }

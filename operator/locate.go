@@ -121,9 +121,9 @@ func (l *Locator) Inbox(ctx context.Context, tx pgx.Tx, f LocateFilter) (found I
 	return found, nil
 }
 
-// ErrMoved reports that the relay has emptied a table after the snapshot of the transaction. The progress of
-// publishing at the snapshot is then unknown. Look again in a new transaction, and begin it with [Locator.Pin].
-var ErrMoved = errors.New("operator: the position of the relay moved while it was read; read again")
+// ErrMoved reports that the relay has emptied a table of the log after the snapshot of the transaction. How far the
+// relay had published at the snapshot is then unknown. Read again in a new transaction, and begin it with [Locator.Pin].
+var ErrMoved = errors.New("operator: the relay emptied a table of the log after the transaction's snapshot: read again in a new transaction")
 
 // A Place says where an outbox has a message.
 type Place string

@@ -161,68 +161,68 @@ func newOverviewQueries(schema string) overviewQueries {
 	return overviewQueries{readRequests: sqlschema.Bind(schema, sqlReadRequests)}
 }
 
-// A NeedKind is a reason why a schema needs a person.
-type NeedKind string
+// A ProblemKind says what is wrong in a schema.
+type ProblemKind string
 
-// The kinds, in the order in which [SchemaStatus.Needs] returns them.
+// The kinds, in the order in which [SchemaStatus.Problems] returns them.
 const (
-	NeedMigration    NeedKind = "migration"    // migrations that this binary knows are missing in the schema
-	NeedGrant        NeedKind = "grant"        // the role may not read the version or a part: the overview is incomplete
-	NeedRepair       NeedKind = "repair"       // a part could not be read for another reason
-	NeedRelay        NeedKind = "relay"        // messages are stored, and no relay is active
-	NeedBroker       NeedKind = "broker"       // a relay is active, and the oldest message has waited for too long
-	NeedTransaction  NeedKind = "transaction"  // a transaction that has written has been open for minutes
-	NeedRefused      NeedKind = "refused"      // the broker refuses messages, or takes none of a topic
-	NeedOutboxDead   NeedKind = "outbox-dead"  // dead letters that the broker refused
-	NeedConsumer     NeedKind = "consumer"     // a parked message has been due for too long
-	NeedDead         NeedKind = "dead"         // dead letters of steps
-	NeedOrchestrator NeedKind = "orchestrator" // an instance has been due for too long
-	NeedStuck        NeedKind = "saga-stuck"   // an instance is stuck
-	NeedPaused       NeedKind = "saga-paused"  // a person has paused an instance, and nobody has resumed it
-	NeedHeld         NeedKind = "saga-held"    // an instance waits for a decision at a participant
+	ProblemMigration    ProblemKind = "migration"    // migrations that this binary knows are missing in the schema
+	ProblemGrant        ProblemKind = "grant"        // the role may not read the version or a part: the overview is incomplete
+	ProblemRepair       ProblemKind = "repair"       // a part could not be read for another reason
+	ProblemRelay        ProblemKind = "relay"        // messages are stored, and no relay is active
+	ProblemBroker       ProblemKind = "broker"       // a relay is active, and the oldest message has waited for too long
+	ProblemTransaction  ProblemKind = "transaction"  // a transaction that has written has been open for minutes
+	ProblemRefused      ProblemKind = "refused"      // the broker refuses messages, or takes none of a topic
+	ProblemOutboxDead   ProblemKind = "outbox-dead"  // dead letters that the broker refused
+	ProblemConsumer     ProblemKind = "consumer"     // a parked message has been due for too long
+	ProblemDead         ProblemKind = "dead"         // dead letters of steps
+	ProblemOrchestrator ProblemKind = "orchestrator" // an instance has been due for too long
+	ProblemStuck        ProblemKind = "saga-stuck"   // an instance is stuck
+	ProblemPaused       ProblemKind = "saga-paused"  // a person has paused an instance, and nobody has resumed it
+	ProblemHeld         ProblemKind = "saga-held"    // an instance waits for a decision at a participant
 )
 
-// How long something may wait before it needs a person: the thresholds of docs/monitoring/alerts.yml.
+// How long something may wait before it is a problem: the thresholds of docs/monitoring/alerts.yml.
 const (
 	outboxPatience      = 30 * time.Second
 	duePatience         = time.Minute
 	transactionPatience = 5 * time.Minute
 )
 
-// A Need says why a schema needs a person.
-type Need struct {
-	Kind   NeedKind
+// A Problem is a condition of a schema that a person has to look at.
+type Problem struct {
+	Kind   ProblemKind
 	Count  int           // messages or instances; 0 where they are not counted. A count of [outbox.CountLimit] is a lower bound
 	Oldest time.Duration // how long the first of them has waited; 0: not known
 }
 
-// Needs returns what a person should look at, causes before their consequences. It is empty if nothing needs a person.
-func (s *SchemaStatus) Needs() (all []Need) {
-	add := func(needed bool, kind NeedKind, count int, oldest time.Duration) {
-		if needed {
-			all = append(all, Need{kind, count, oldest})
+// Problems returns the problems of the schema, causes before their consequences. It is empty if there are none.
+func (s *SchemaStatus) Problems() (all []Problem) {
+	add := func(found bool, kind ProblemKind, count int, oldest time.Duration) {
+		if found {
+			all = append(all, Problem{kind, count, oldest})
 		}
 	}
-	add(!s.Denied && s.Version < migrations.Newest(), NeedMigration, 0, 0)
+	add(!s.Denied && s.Version < migrations.Newest(), ProblemMigration, 0, 0)
 	denied := func(p UnreadablePart) bool { return p.Denied }
-	add(s.Denied || slices.ContainsFunc(s.Unreadable, denied), NeedGrant, 0, 0)
-	add(slices.ContainsFunc(s.Unreadable, func(p UnreadablePart) bool { return !p.Denied }), NeedRepair, 0, 0)
+	add(s.Denied || slices.ContainsFunc(s.Unreadable, denied), ProblemGrant, 0, 0)
+	add(slices.ContainsFunc(s.Unreadable, func(p UnreadablePart) bool { return !p.Denied }), ProblemRepair, 0, 0)
 	if o := s.Outbox; o != nil {
-		add(o.Stored > 0 && o.Holder == "", NeedRelay, o.Stored, o.Oldest)
-		add(o.Holder != "" && o.Oldest > outboxPatience, NeedBroker, o.Stored, o.Oldest)
-		add(o.OldestWriter > transactionPatience, NeedTransaction, 0, o.OldestWriter)
-		add(o.Refused+o.Waiting > 0, NeedRefused, o.Refused+o.Waiting, 0)
-		add(o.Dead > 0, NeedOutboxDead, o.Dead, o.OldestDead)
+		add(o.Stored > 0 && o.Holder == "", ProblemRelay, o.Stored, o.Oldest)
+		add(o.Holder != "" && o.Oldest > outboxPatience, ProblemBroker, o.Stored, o.Oldest)
+		add(o.OldestWriter > transactionPatience, ProblemTransaction, 0, o.OldestWriter)
+		add(o.Refused+o.Waiting > 0, ProblemRefused, o.Refused+o.Waiting, 0)
+		add(o.Dead > 0, ProblemOutboxDead, o.Dead, o.OldestDead)
 	}
 	if i := s.Inbox; i != nil {
-		add(i.Overdue > duePatience, NeedConsumer, i.Retrying, i.Overdue)
-		add(i.Dead > 0, NeedDead, i.Dead, oldestDead(i))
+		add(i.Overdue > duePatience, ProblemConsumer, i.Retrying, i.Overdue)
+		add(i.Dead > 0, ProblemDead, i.Dead, oldestDead(i))
 	}
 	if g := s.Sagas; g != nil {
-		add(g.Overdue > duePatience, NeedOrchestrator, 0, g.Overdue)
-		add(g.Stuck > 0, NeedStuck, g.Stuck, g.OldestStuck)
-		add(g.Paused > 0, NeedPaused, g.Paused, g.OldestPaused)
-		add(g.Held > 0, NeedHeld, g.Held, 0)
+		add(g.Overdue > duePatience, ProblemOrchestrator, 0, g.Overdue)
+		add(g.Stuck > 0, ProblemStuck, g.Stuck, g.OldestStuck)
+		add(g.Paused > 0, ProblemPaused, g.Paused, g.OldestPaused)
+		add(g.Held > 0, ProblemHeld, g.Held, 0)
 	}
 	return all
 }

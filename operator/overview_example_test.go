@@ -9,7 +9,7 @@ import (
 	"github.com/sagamill/sagamill/operator"
 )
 
-// Tell what needs a person, in all schemas of a database.
+// Print the problems of all schemas of a database.
 func ExampleReadOverview() {
 	_ = func(ctx context.Context, db *pgxpool.Pool) error {
 		all, err := operator.ReadOverview(ctx, db)
@@ -17,8 +17,8 @@ func ExampleReadOverview() {
 			return err
 		}
 		for _, s := range all {
-			for _, need := range s.Needs() {
-				fmt.Println(s.Schema, need.Kind, need.Count, need.Oldest)
+			for _, problem := range s.Problems() {
+				fmt.Println(s.Schema, problem.Kind, problem.Count, problem.Oldest)
 			}
 		}
 		return nil

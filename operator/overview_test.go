@@ -20,7 +20,7 @@ import (
 	"github.com/sagamill/sagamill/saga"
 )
 
-// sqlTrouble has something of everything that needs a person, and keys of requests: 2 in progress, one of them past its
+// sqlTrouble has a row for each problem that rows can make, and keys of requests: 2 in progress, one of them past its
 // lease, and a completed one.
 const sqlTrouble = `
 INSERT INTO {schema}.idempotency_key (namespace, scope, key, state, fp, fp_alg, token, attempt, lease_until, expires_at)
@@ -38,7 +38,7 @@ INSERT INTO {schema}.saga (scope, key, id, root, version, name, plan_hash, start
 SELECT '', status || reason, gen_random_uuid(), gen_random_uuid(), 1, 'trip', '', now(), '{}', '{}', status, reason, now() - interval '6 hours', now() - interval '7 minutes'
 FROM (VALUES ('running', ''), ('running', 'held'), ('stuck', 'no reply'), ('paused', ''), ('compensating', '')) AS s (status, reason)`
 
-// troubled makes a schema with something of everything that needs a person.
+// troubled makes a schema with all problems that rows can make.
 func troubled(t *testing.T) (*pgxpool.Pool, string) {
 	t.Helper()
 	pool, schema := pgtest.Schema(t)
@@ -50,7 +50,7 @@ func troubled(t *testing.T) (*pgxpool.Pool, string) {
 
 func about(a, b time.Duration) bool { return (a == 0) == (b == 0) && (a-b).Abs() < time.Minute }
 
-// An overview has all parts of a schema, and says what needs a person, the cause first.
+// An overview has all parts of a schema, and its problems, the cause first.
 func TestOverviewOfASchemaInTrouble(t *testing.T) {
 	t.Parallel()
 	pool, schema := troubled(t)
@@ -77,18 +77,18 @@ func TestOverviewOfASchemaInTrouble(t *testing.T) {
 	if diff := gocmp.Diff(sagas, s.Sagas, near); diff != "" {
 		t.Errorf("sagas, -want +got:\n%s", diff)
 	}
-	needs := []Need{
-		{NeedRelay, 1, time.Hour}, {NeedRefused, 1, 0}, {NeedOutboxDead, 2, 3 * time.Hour}, {NeedConsumer, 1, 10 * time.Minute}, {NeedDead, 2, 5 * time.Hour},
-		{NeedOrchestrator, 0, 7 * time.Minute}, {NeedStuck, 1, 6 * time.Hour}, {NeedPaused, 1, 6 * time.Hour}, {NeedHeld, 1, 0},
+	problems := []Problem{
+		{ProblemRelay, 1, time.Hour}, {ProblemRefused, 1, 0}, {ProblemOutboxDead, 2, 3 * time.Hour}, {ProblemConsumer, 1, 10 * time.Minute}, {ProblemDead, 2, 5 * time.Hour},
+		{ProblemOrchestrator, 0, 7 * time.Minute}, {ProblemStuck, 1, 6 * time.Hour}, {ProblemPaused, 1, 6 * time.Hour}, {ProblemHeld, 1, 0},
 	}
-	got := slices.DeleteFunc(s.Needs(), func(n Need) bool { return n.Kind == NeedTransaction }) // of whichever test
-	if diff := gocmp.Diff(needs, got, near); diff != "" {
-		t.Errorf("needs, -want +got:\n%s", diff)
+	got := slices.DeleteFunc(s.Problems(), func(n Problem) bool { return n.Kind == ProblemTransaction }) // of whichever test
+	if diff := gocmp.Diff(problems, got, near); diff != "" {
+		t.Errorf("problems, -want +got:\n%s", diff)
 	}
 }
 
-// The needs that no planted row makes.
-func TestNeedsByThresholds(t *testing.T) {
+// The problems that no planted row makes.
+func TestProblemsByThresholds(t *testing.T) {
 	t.Parallel()
 	quiet := func() *SchemaStatus {
 		return &SchemaStatus{
@@ -100,23 +100,23 @@ func TestNeedsByThresholds(t *testing.T) {
 	}
 	for name, tt := range map[string]struct {
 		change func(*SchemaStatus)
-		want   []Need
+		want   []Problem
 	}{
 		"nothing":     {func(*SchemaStatus) {}, nil},
-		"migration":   {func(s *SchemaStatus) { s.Version-- }, []Need{{NeedMigration, 0, 0}}},
-		"denied":      {func(s *SchemaStatus) { s.Denied, s.Version = true, 0 }, []Need{{NeedGrant, 0, 0}}},
-		"unreadable":  {func(s *SchemaStatus) { s.Unreadable = []UnreadablePart{{Part: migrations.Saga, Denied: true}} }, []Need{{NeedGrant, 0, 0}}},
-		"broken":      {func(s *SchemaStatus) { s.Unreadable = []UnreadablePart{{Part: migrations.Saga}} }, []Need{{NeedRepair, 0, 0}}},
+		"migration":   {func(s *SchemaStatus) { s.Version-- }, []Problem{{ProblemMigration, 0, 0}}},
+		"denied":      {func(s *SchemaStatus) { s.Denied, s.Version = true, 0 }, []Problem{{ProblemGrant, 0, 0}}},
+		"unreadable":  {func(s *SchemaStatus) { s.Unreadable = []UnreadablePart{{Part: migrations.Saga, Denied: true}} }, []Problem{{ProblemGrant, 0, 0}}},
+		"broken":      {func(s *SchemaStatus) { s.Unreadable = []UnreadablePart{{Part: migrations.Saga}} }, []Problem{{ProblemRepair, 0, 0}}},
 		"newer":       {func(s *SchemaStatus) { s.Version++ }, nil},
-		"broker":      {func(s *SchemaStatus) { s.Outbox.Oldest = time.Hour }, []Need{{NeedBroker, 9, time.Hour}}},
-		"relay":       {func(s *SchemaStatus) { s.Outbox.Holder = "" }, []Need{{NeedRelay, 9, outboxPatience}}},
-		"transaction": {func(s *SchemaStatus) { s.Outbox.OldestWriter = time.Hour }, []Need{{NeedTransaction, 0, time.Hour}}},
-		"waiting":     {func(s *SchemaStatus) { s.Outbox.Waiting = 4 }, []Need{{NeedRefused, 4, 0}}},
+		"broker":      {func(s *SchemaStatus) { s.Outbox.Oldest = time.Hour }, []Problem{{ProblemBroker, 9, time.Hour}}},
+		"relay":       {func(s *SchemaStatus) { s.Outbox.Holder = "" }, []Problem{{ProblemRelay, 9, outboxPatience}}},
+		"transaction": {func(s *SchemaStatus) { s.Outbox.OldestWriter = time.Hour }, []Problem{{ProblemTransaction, 0, time.Hour}}},
+		"waiting":     {func(s *SchemaStatus) { s.Outbox.Waiting = 4 }, []Problem{{ProblemRefused, 4, 0}}},
 		"empty parts": {func(s *SchemaStatus) { *s = SchemaStatus{Applied: s.Applied} }, nil},
 	} {
 		s := quiet()
 		tt.change(s)
-		if diff := gocmp.Diff(tt.want, s.Needs()); diff != "" {
+		if diff := gocmp.Diff(tt.want, s.Problems()); diff != "" {
 			t.Errorf("%s: -want +got:\n%s", name, diff)
 		}
 	}
@@ -135,7 +135,7 @@ func TestOverviewOfPartsAndOfWhatIsDenied(t *testing.T) {
 	if err != nil || len(all) != 2 || all[0].Schema != some || all[1].Schema != schema {
 		t.Fatalf("%+v, %v; want the two schemas in the order of their names on the call", all, err)
 	}
-	if s := all[0]; s.Requests == nil || s.Outbox != nil || s.Inbox != nil || s.Sagas != nil || len(s.Parts) != 1 || len(s.Needs()) != 0 {
+	if s := all[0]; s.Requests == nil || s.Outbox != nil || s.Inbox != nil || s.Sagas != nil || len(s.Parts) != 1 || len(s.Problems()) != 0 {
 		t.Errorf("with one part: %+v", s)
 	}
 	if _, err := ReadOverview(t.Context(), pool, schema, "no_such"); !errors.Is(err, ErrNoSchema) || !strings.Contains(err.Error(), `"no_such"`) {

@@ -297,7 +297,7 @@ func TestTwoRelaysMoveDelayedMessages(t *testing.T) {
 	}
 }
 
-// A message that the log does not take holds up neither what is written nor what is due
+// A message that the log does not take delays neither what is written nor what is due
 // before it, and goes out once it is taken.
 func TestAMoveThatFailsHoldsNothingUp(t *testing.T) {
 	t.Parallel()

@@ -78,10 +78,10 @@
 //     Another relay takes over when the lease runs out.
 //   - Of PostgreSQL: the notes of its last moments may be lost with it, since they do not wait for
 //     the disk. The messages that they covered are published again. A message is never noted by
-//     mistake: the log has one order on disk. The same holds for the move of a delayed message: it
-//     is moved again.
+//     mistake: the log has one order on disk. The move of a delayed message may be lost in the
+//     same way. Then the message is moved again.
 //   - A dump that is restored into another cluster: transaction ids mean nothing there. The relay
-//     notices and publishes everything again that the log still holds.
+//     notices and publishes all messages again that are still in the log.
 //
 // # Order
 //

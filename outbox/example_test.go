@@ -126,7 +126,7 @@ func ExampleReadStats() {
 		if err != nil || stats.Oldest < time.Minute && stats.Dead == 0 {
 			return err
 		}
-		fmt.Println(stats.Stored, "wait, held by", stats.Holder)
+		fmt.Println(stats.Stored, "messages wait; the active relay is", stats.Holder)
 		return nil
 	}
 	_ = stuck

@@ -65,7 +65,7 @@ func TestAReadMayTakeLongerThanTheLease(t *testing.T) {
 	}
 }
 
-// A hangingBroker holds a call until it is told, whatever its context says.
+// A hangingBroker answers a call only when it is released, whatever its context says.
 type hangingBroker struct {
 	scriptedBroker
 	entered, release chan struct{}

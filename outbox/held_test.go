@@ -45,7 +45,7 @@ func TestMessagesInFlightKeepToTheWindow(t *testing.T) {
 }
 
 // However many refused messages are due, half of the window is left to others: a topic
-// that refuses everything does not hold up the rest.
+// that refuses everything does not delay the rest.
 func TestRefusedMessagesLeaveHalfOfTheWindowToOthers(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -230,9 +230,9 @@ func TestADeathIsNotedBeforeTheNextMessageGoes(t *testing.T) {
 	}
 }
 
-// A delayed message over which the connection breaks holds up no other, with
+// A delayed message over which the connection breaks delays no other, with
 // nothing else to publish, and is refused in the end.
-func TestASuspectHeldMessageDoesNotHoldUpOthers(t *testing.T) {
+func TestASuspectHeldMessageDoesNotDelayOthers(t *testing.T) {
 	t.Parallel()
 	for _, state := range []string{"delayed", "refused"} {
 		t.Run(state, func(t *testing.T) {

@@ -42,14 +42,14 @@ func TestWhenTheLogIsReadAgain(t *testing.T) {
 }
 
 // A confirm alone is no reason to read the log: its page is settled, and a later read carries the checkpoint.
-func TestAConfirmIsNoNews(t *testing.T) {
+func TestAConfirmCausesNoRead(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	l := f.leader(t, RelayOptions{Lanes: 1, PollMax: time.Hour})
 	l.listens.Store(true)
 	f.write(t, msg("k", "1"))
 	f.publishPage(t, l, nil)
-	f.write(t, msg("k", "2")) // nobody says so
+	f.write(t, msg("k", "2")) // without Wake and without a notification
 	for range 3 {
 		if _, err := l.doRound(t.Context(), false); err != nil {
 			t.Fatal(err)

@@ -86,7 +86,7 @@ func (ls *laneSet) gaveUp() bool {
 // A lane publishes the messages of its share of the ordering keys in the order in which they
 // come. It has one message of each key in flight. With two of a key in flight, a refusal of the first would let
 // the second overtake it. A call of the publisher has messages of one topic, all of different
-// keys. Calls for different topics run at the same time: a slow topic holds up only itself.
+// keys. Calls for different topics run at the same time: a slow topic delays only itself.
 //
 // When a call for a topic is not answered, the lane tries one message of it at a time, at
 // growing intervals. After each success it sends twice as many. So a message over which the

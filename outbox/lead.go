@@ -304,7 +304,7 @@ func (l *leader) readLog(ctx context.Context) (int, error) {
 	defer cancel()
 	batch := l.newReadBatch()
 	confirm := l.settler.queueDueCheckpoint(batch)
-	l.held.unlooked = l.held.unlooked || l.expectsMessages
+	l.held.lookWanted = l.held.lookWanted || l.expectsMessages
 	takeLook := l.held.queueLookForHeld(batch)
 	rows, after, err := l.log.readPage(ctx, batch, room, bytes)
 	if err != nil {
@@ -360,7 +360,7 @@ func (l *leader) schedulePoll(n int, goesOn bool) {
 		pause = backoff.Policy{Base: l.opts.PollMin, Cap: min(l.opts.PollMax, silentWriterPoll)}.Ceiling(l.emptyReads)
 	}
 	l.pollAt = now.Add(pause)
-	if l.held.unlooked && l.held.nextLookAt.Before(l.pollAt) { // the commit may have brought a delayed message
+	if l.held.lookWanted && l.held.nextLookAt.Before(l.pollAt) { // the commit may have brought a delayed message
 		l.pollAt = l.held.nextLookAt
 	}
 }

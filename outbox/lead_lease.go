@@ -167,7 +167,7 @@ func (l lease) adoptForeignLog(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("adopt the log of another cluster: %w", err)
 	}
-	l.opts.Logger.WarnContext(ctx, "outbox: the database was restored into another cluster; what the outbox still holds is published again",
+	l.opts.Logger.WarnContext(ctx, "outbox: the database was restored into another cluster; all messages that are still in the outbox are published again",
 		"schema", l.opts.Schema, "was", was, "is", is)
 	return nil
 }

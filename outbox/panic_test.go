@@ -82,7 +82,7 @@ var blownRows = map[string]func(t *testing.T, f *fixture, way string) (state str
 }
 
 // Whichever function of the user's panics, or ends its goroutine: the relay's process lives on,
-// nothing stays held, and the next message is published.
+// no lock and no connection stays taken, and the next message is published.
 func TestAPanicOfTheUsersFunctionsCostsOneMessage(t *testing.T) {
 	guardtest.Covered(t, blownRows, RelayOptions{}, WriterOptions{}, WatermillOptions{}, RangeOptions{})
 	for name, run := range blownRows { // not parallel: goroutines are counted

@@ -61,11 +61,11 @@ var places = []place{
 	{point: "outbox/before-release", still: true, leave: true},
 }
 
-// lateKill is a kill, at the next renewal of the lease, of a relay that is held up at the
+// lateKill is a kill, at the next renewal of the lease, of a relay that is delayed at the
 // place: time enough for it to note what it has not done.
 const lateKill = "delay, then kill"
 
-// A relay is killed, failed, held up past its lease and stopped past it at each of its
+// A relay is killed, failed, delayed past its lease and stopped past it at each of its
 // failpoints, and another one takes over. Every message that was committed arrives at
 // RabbitMQ, none that was rolled back; first arrivals of each key are in order; at most
 // a window of messages comes twice, under the same ids. One that was stopped changes
@@ -261,7 +261,7 @@ func (f *field) strike(action string) {
 	case "error":
 		f.failed()
 	case "delay":
-		f.heldUp()
+		f.delayed()
 	case "stop":
 		f.stopped()
 	}
@@ -325,8 +325,8 @@ func (f *field) failed() {
 	f.child.retire()
 }
 
-// heldUp lets another relay take over from one that is late, if it can, or wait for it.
-func (f *field) heldUp() {
+// delayed lets another relay take over from one that is late, if it can, or wait for it.
+func (f *field) delayed() {
 	f.Helper()
 	stop := f.overtake()
 	f.child.retire()
@@ -413,7 +413,7 @@ func (f *field) retention() time.Duration {
 	return time.Hour
 }
 
-// restore lets the log look like one from another cluster. All that it holds is
+// restore lets the log look like one from another cluster. All that is in it is
 // published again.
 func (f *field) restore() {
 	f.exec("UPDATE {schema}.outbox_relay SET system_identifier = '1'")

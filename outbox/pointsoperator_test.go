@@ -144,7 +144,7 @@ func serveOperator(text string) error {
 	return json.NewEncoder(os.Stdout).Encode(r)
 }
 
-// An operator is killed, failed, held up and stopped around the commit of a batch, while
+// An operator is killed, failed, delayed and stopped around the commit of a batch, while
 // another one does the same. Every message is redriven, released or discarded once, and
 // what is counted as done is, and the journal says so; a range is replayed as often as it
 // was asked for.
@@ -210,7 +210,7 @@ func (o *operation) strike(point, action string) {
 		o.is(sqlJournaled, first)
 		o.again(o.total - first)
 	case "delay":
-		o.await("the operator is held up", func() bool { return len(o.process.strikes()) > 0 })
+		o.await("the operator is delayed", func() bool { return len(o.process.strikes()) > 0 })
 		n, err := o.do(o.Context(), o.pool, o.schema)
 		r := o.process.report()
 		if sum := n + r.N; err != nil || r.Error != "" || sum != o.total && !o.repeat || o.repeat && (n != o.total || r.N != o.total) {

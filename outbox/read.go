@@ -46,10 +46,10 @@ type logReader struct {
 
 // A position says how far the log is read.
 type position struct {
-	at    cursor  // behind what has been read
-	list  []entry // of the difference from at, what is not read yet
-	more  bool    // the difference goes on behind list
-	large bool    // the last difference was larger than limits.small: list the next one first
+	at        cursor  // behind what has been read
+	list      []entry // of the difference from at, what is not read yet
+	more      bool    // the difference goes on behind list
+	listFirst bool    // the last difference was larger than limits.small: list the next one before reading it
 }
 
 // smallDifference is how many messages one statement lists and reads. More are listed first, and then read in pages.
@@ -86,7 +86,7 @@ func (l *logReader) readPage(ctx context.Context, batch *pgx.Batch, limit, bytes
 
 // readNext reads the next messages and returns the position behind them. It does not move l there.
 func (l *logReader) readNext(ctx context.Context, batch *pgx.Batch, limit, bytes int) (rows []row, behind position, err error) {
-	if l.isCaughtUp() && !l.large && limit >= l.limits.small {
+	if l.isCaughtUp() && !l.listFirst && limit >= l.limits.small {
 		return l.readSmallDifference(ctx, batch, bytes)
 	}
 	if len(l.list) == 0 {
@@ -155,7 +155,7 @@ func (l *logReader) readSmallDifference(ctx context.Context, batch *pgx.Batch, b
 	}
 	to, err := parseSnapshot(now)
 	behind.at = cursor{from: l.at.from, to: &to}
-	if behind.large = len(rows) < listed || listed == l.limits.small; behind.large {
+	if behind.listFirst = len(rows) < listed || listed == l.limits.small; behind.listFirst {
 		behind.at.last, behind.more = rows[len(rows)-1].ID, true
 	} else {
 		behind.at = behind.at.behindDifference()
@@ -198,7 +198,7 @@ func (l *logReader) listDifference(ctx context.Context, batch *pgx.Batch) error 
 		l.position = position{at: l.at.behindDifference()}
 		return nil
 	}
-	l.large = after.to != nil || len(list) >= l.limits.small
+	l.listFirst = after.to != nil || len(list) >= l.limits.small
 	l.at.to, l.list, l.more = to, list, len(list) == l.limits.list
 	return nil
 }

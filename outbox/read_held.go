@@ -39,7 +39,7 @@ type heldReader struct {
 	log    *logReader
 
 	nextLookAt     time.Time // no look before: see queueLookForHeld
-	unlooked       bool      // news have come since the last look
+	lookWanted     bool      // since the last look, the log was expected to have new messages
 	vain           int       // looks in a row that brought no result
 	mayHaveRefused bool      // there may be refused messages, as of the last look
 	retryAt        time.Time // when to look for refused messages that are due
@@ -80,7 +80,7 @@ func (h *heldReader) queueLookForHeld(batch *pgx.Batch) (take func(began time.Ti
 	batch.Queue(h.sql.lookForHeld).QueryRow(func(found pgx.Row) error { return found.Scan(&refused, &delay) })
 	return func(began time.Time) {
 		now := time.Now()
-		h.unlooked, h.vain = false, 0
+		h.lookWanted, h.vain = false, 0
 		h.mayHaveRefused = h.mayHaveRefused && h.retrying || refused
 		h.nextLookAt = now.Add(h.pauseAfterLook(now.Sub(began)))
 		switch {
@@ -176,7 +176,7 @@ func (h *heldReader) promoteWaiting(ctx context.Context) (int, error) {
 // log afterwards. The outcome of a move need not be known, and its commit does not wait for the
 // disk: a message whose move a crash takes back is moved once more.
 //
-// A move that fails holds nothing else up. It is tried again later, each time with half as many
+// A move that fails delays nothing else. It is tried again later, each time with half as many
 // messages, down to one.
 func (h *heldReader) moveDelayed(ctx context.Context) (moved int, err error) {
 	room := max(h.roomForHeld()>>h.unmoved, min(h.roomForHeld(), 1))
@@ -230,7 +230,7 @@ func (h *heldReader) moveOnce(ctx context.Context, room, bytes int) (moved int, 
 }
 
 // pauseAfterLook returns the pause after a look for due messages that took so long. While some
-// transaction holds an old snapshot, a look walks past all messages that were moved since. It
+// transaction has an old snapshot open, a look walks past all messages that were moved since. It
 // must not take the time in which the leader would read the log.
 //
 // The pause cannot end at the next due time instead. A late commit, of a writer or of a redrive,

@@ -77,7 +77,7 @@ type RelayOptions struct {
 // NoRetention is the [RelayOptions].Retention of a relay whose published messages nobody will replay.
 const NoRetention time.Duration = -1
 
-// databaseTimeout bounds the statements of a round, so that a dead connection cannot hold the
+// databaseTimeout bounds the statements of a round, so that a dead connection cannot stop the
 // relay for ever: pgx sets no deadline.
 const databaseTimeout = 10 * time.Second
 

@@ -125,7 +125,7 @@ func (f *fixture) checkAll(t *testing.T, want map[string][]string) {
 	}
 }
 
-// A dump may be restored anywhere: what it holds unpublished is published, and
+// A dump may be restored anywhere: what is unpublished in it is published, and
 // what is written then; nothing is published again and again.
 func TestADumpIsPublishedWhereverItIsRestored(t *testing.T) {
 	t.Parallel()

@@ -200,7 +200,7 @@ func TestPublishedMessagesAreKeptForTheRetention(t *testing.T) {
 }
 
 // An open snapshot does not keep leaves from being emptied, and leaves no dead rows: there is no bloat.
-func TestAHeldSnapshotCausesNoBloat(t *testing.T) {
+func TestAnOpenSnapshotCausesNoBloat(t *testing.T) {
 	t.Parallel()
 	pool, schema := pgtest.NewSchema(t) // whose statistics are of this test alone
 	f := newFixtureOn(t, pool, schema)

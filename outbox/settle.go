@@ -352,7 +352,7 @@ JOIN {schema}.{leaf} USING (id)
 ON CONFLICT (id) DO NOTHING`
 
 // sqlUnlockedHeld locks the messages $1, except those that a person has locked. Those stay as
-// they are, and are sent again. Waiting for one would hold up all topics.
+// they are, and are sent again. Waiting for one would delay all topics.
 const sqlUnlockedHeld = `(SELECT id FROM {schema}.outbox_held WHERE id = ANY ($1::bigint[]) FOR UPDATE SKIP LOCKED)`
 
 // sqlDeleteHeld removes messages that the broker has confirmed.

@@ -175,5 +175,5 @@ SELECT pg_sequence_last_value('{schema}.outbox_leaf'::regclass) % 3 IS DISTINCT 
 	AND ($5::bigint = 0 OR coalesce((SELECT created_at FROM {schema}.{leaf} WHERE leaf IS DISTINCT FROM -1 ORDER BY id DESC LIMIT 1)
 		<= clock_timestamp() - $5 * interval '1 microsecond', true))`
 
-// sqlTruncateLeaf gives the leaf's space back, whatever snapshots are held.
+// sqlTruncateLeaf gives the leaf's space back, whatever snapshots are open.
 const sqlTruncateLeaf = `TRUNCATE {schema}.{leaf}`

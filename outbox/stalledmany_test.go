@@ -71,7 +71,7 @@ func TestAFailingStepDoesNotStopTheLog(t *testing.T) {
 	}
 }
 
-// A held message that a person has locked holds up no other: neither the take-over, nor the looks
+// A held message that a person has locked delays no other: neither the take-over, nor the looks
 // for what is due, nor what is noted of others. It goes on when the lock goes.
 func TestALockedHeldMessageHoldsUpNoOther(t *testing.T) {
 	t.Parallel()

@@ -187,7 +187,7 @@ func TestStatsTellTheLease(t *testing.T) {
 		f.exec(t, "UPDATE {schema}.outbox_relay SET "+tt.set)
 		s, err := ReadStats(t.Context(), f.pool, f.schema)
 		if err != nil || s.Holder != tt.holder || s.LastHolder != tt.last || (s.Lease-tt.lease).Abs() > time.Minute {
-			t.Errorf("%s: held by %q, last by %q, for %s, %v; want %q, %q, %s", tt.set, s.Holder, s.LastHolder, s.Lease, err, tt.holder, tt.last, tt.lease)
+			t.Errorf("%s: the active relay is %q, the last one %q, for %s, %v; want %q, %q, %s", tt.set, s.Holder, s.LastHolder, s.Lease, err, tt.holder, tt.last, tt.lease)
 		}
 	}
 	f.insertDead(t, 3)

@@ -16,22 +16,22 @@ import (
 	"github.com/sagamill/sagamill/internal/guard"
 )
 
-// connectEpoch opens the next epoch.
-func (s *subscription) connectEpoch(ctx context.Context) (*epoch, error) {
-	var e *epoch
+// openConsumerChannel opens the next consumer channel.
+func (s *subscription) openConsumerChannel(ctx context.Context) (*consumerChannel, error) {
+	var cc *consumerChannel
 	prefetch := s.prefetchCount()
 	err := s.subscriber.retryUntilDone(ctx, s.link, s.topic, func(c *conn) (err error) {
-		e, err = s.consumeOn(ctx, c, prefetch)
+		cc, err = s.consumeOn(ctx, c, prefetch)
 		return err
 	})
 	s.subscriber.signals.consumes.Send(prefetch)
-	return e, err
+	return cc, err
 }
 
 // consumeOn opens a channel that receives the messages of the topic, prefetch of them ahead of
 // their acks.
-func (s *subscription) consumeOn(ctx context.Context, c *conn, prefetch int) (*epoch, error) {
-	open := func() (*epoch, error) {
+func (s *subscription) consumeOn(ctx context.Context, c *conn, prefetch int) (*consumerChannel, error) {
+	open := func() (*consumerChannel, error) {
 		ch, err := c.amqp.Channel()
 		if err != nil {
 			return nil, err
@@ -49,11 +49,11 @@ func (s *subscription) consumeOn(ctx context.Context, c *conn, prefetch int) (*e
 			return nil, err
 		}
 		acks := newAcks(ch, s.subscriber.ackLimit(prefetch), s.subscriber.ackDelay)
-		e := &epoch{conn: c, amqp: ch, tag: tag, prefetch: prefetch, deliveries: deliveries, acks: acks, cancels: cancels, gone: make(chan struct{})}
-		e.watchChannel(closes)
-		return e, nil
+		cc := &consumerChannel{conn: c, amqp: ch, tag: tag, prefetch: prefetch, deliveries: deliveries, acks: acks, cancels: cancels, gone: make(chan struct{})}
+		cc.watchChannel(closes)
+		return cc, nil
 	}
-	return requestOnConn(ctx, c, open, func(e *epoch) { c.closeChannel(e.amqp) })
+	return requestOnConn(ctx, c, open, func(cc *consumerChannel) { c.closeChannel(cc.amqp) })
 }
 
 func (s *subscription) startConsumer(ch *amqp.Channel, tag string, prefetch int) (<-chan amqp.Delivery, error) {
@@ -108,9 +108,9 @@ func explainStream(err error) error {
 	return err
 }
 
-// An epoch is one channel with one consumer. Its deliveries are settled on it
+// A consumerChannel is one AMQP channel with one consumer. Its deliveries are settled on it
 // or not at all.
-type epoch struct {
+type consumerChannel struct {
 	conn       *conn
 	amqp       *amqp.Channel
 	tag        string
@@ -123,41 +123,41 @@ type epoch struct {
 	inHand     sync.WaitGroup
 }
 
-// watchChannel starts the goroutines of e, which end with the channel.
-func (e *epoch) watchChannel(closes <-chan *amqp.Error) {
-	e.conn.work.Go(func() {
-		e.cause = <-closes
-		close(e.gone)
+// watchChannel starts the goroutines of cc, which end with the channel.
+func (cc *consumerChannel) watchChannel(closes <-chan *amqp.Error) {
+	cc.conn.work.Go(func() {
+		cc.cause = <-closes
+		close(cc.gone)
 	})
-	e.conn.work.Go(func() { e.acks.sendAcksUntil(e.gone) })
+	cc.conn.work.Go(func() { cc.acks.sendAcksUntil(cc.gone) })
 }
 
 // noteEnd is called once deliveries is closed. If that is so because the channel is, it
 // waits for the cause: the client has told it before, but to a goroutine that may not
 // have run yet.
-func (e *epoch) noteEnd() {
-	if e.amqp.IsClosed() {
-		<-e.gone
+func (cc *consumerChannel) noteEnd() {
+	if cc.amqp.IsClosed() {
+		<-cc.gone
 	}
 }
 
-// isOver reports whether the channel of e is gone.
-func (e *epoch) isOver() bool {
+// isOver reports whether the channel of cc is gone.
+func (cc *consumerChannel) isOver() bool {
 	select {
-	case <-e.gone:
+	case <-cc.gone:
 		return true
 	default:
 		return false
 	}
 }
 
-// endedUnreadable reports whether the client itself ended e because it could not
+// endedUnreadable reports whether the client itself ended cc because it could not
 // read what the broker sent.
-func (e *epoch) endedUnreadable() bool {
+func (cc *consumerChannel) endedUnreadable() bool {
 	select {
-	case <-e.gone:
-		return e.cause != nil && !e.cause.Server &&
-			(strings.Contains(e.cause.Reason, amqp.ErrSyntax.Reason) || strings.Contains(e.cause.Reason, amqp.ErrFrame.Reason))
+	case <-cc.gone:
+		return cc.cause != nil && !cc.cause.Server &&
+			(strings.Contains(cc.cause.Reason, amqp.ErrSyntax.Reason) || strings.Contains(cc.cause.Reason, amqp.ErrFrame.Reason))
 	default:
 		return false
 	}
@@ -165,20 +165,20 @@ func (e *epoch) endedUnreadable() bool {
 
 // wasCancelled reports, once, whether the broker has ended the consumer and not the channel,
 // as it does when the queue is deleted.
-func (e *epoch) wasCancelled() bool {
+func (cc *consumerChannel) wasCancelled() bool {
 	select {
-	case _, told := <-e.cancels:
+	case _, told := <-cc.cancels:
 		return told
 	default:
 		return false
 	}
 }
 
-func (e *epoch) endReason() string {
+func (cc *consumerChannel) endReason() string {
 	select {
-	case <-e.gone:
-		if e.cause != nil {
-			return e.cause.Error()
+	case <-cc.gone:
+		if cc.cause != nil {
+			return cc.cause.Error()
 		}
 		return "channel closed"
 	default:
@@ -188,23 +188,23 @@ func (e *epoch) endReason() string {
 
 // holdBefore waits for about delay, but not on a channel that is gone or when it is
 // time to stop.
-func (e *epoch) holdBefore(intake context.Context, delay time.Duration) {
+func (cc *consumerChannel) holdBefore(intake context.Context, delay time.Duration) {
 	timer := time.NewTimer(delay/2 + mathrand.N(delay))
 	defer timer.Stop()
 	select {
 	case <-timer.C:
 	case <-intake.Done():
-	case <-e.gone:
+	case <-cc.gone:
 	}
 }
 
 // cancelAndDrain stops the consumer and returns the tags of what was sent before and not
 // taken. It takes the deliveries while it waits, or the client would keep the payloads of all.
 // It reports false if the broker did not answer.
-func (e *epoch) cancelAndDrain() (sent []uint64, ok bool) {
+func (cc *consumerChannel) cancelAndDrain() (sent []uint64, ok bool) {
 	cancelled := make(chan bool, 1)
-	e.conn.work.Go(func() { cancelled <- e.cancelConsumer() })
-	for deliveries := e.deliveries; ; {
+	cc.conn.work.Go(func() { cancelled <- cc.cancelConsumer() })
+	for deliveries := cc.deliveries; ; {
 		select {
 		case d, more := <-deliveries:
 			if !more {
@@ -225,17 +225,17 @@ func (e *epoch) cancelAndDrain() (sent []uint64, ok bool) {
 
 // cancelConsumer stops the consumer. It reports whether the broker said so, and then
 // deliveries ends after what was sent before.
-func (e *epoch) cancelConsumer() bool {
-	_, err := requestOnConn(context.Background(), e.conn, func() (any, error) { return nil, e.amqp.Cancel(e.tag, false) }, nil)
+func (cc *consumerChannel) cancelConsumer() bool {
+	_, err := requestOnConn(context.Background(), cc.conn, func() (any, error) { return nil, cc.amqp.Cancel(cc.tag, false) }, nil)
 	return err == nil
 }
 
 // closeChannel tells the broker what became of the deliveries and closes the channel,
 // which gives back the others, in the order in which they came. If the broker does not
 // answer in time, the connection is dropped, which does the same.
-func (e *epoch) closeChannel() {
-	defer time.AfterFunc(e.conn.limits.RequestTimeout, e.conn.dropConnection).Stop()
-	e.acks.flushAcks()
-	e.conn.closeChannel(e.amqp)
-	<-e.gone
+func (cc *consumerChannel) closeChannel() {
+	defer time.AfterFunc(cc.conn.limits.RequestTimeout, cc.conn.dropConnection).Stop()
+	cc.acks.flushAcks()
+	cc.conn.closeChannel(cc.amqp)
+	<-cc.gone
 }

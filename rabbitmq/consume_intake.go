@@ -11,59 +11,59 @@ import (
 	"github.com/sagamill/sagamill/internal/guard"
 )
 
-// receiveDeliveries hands over the deliveries of e until intake ends, e ends, or e must be renewed. It
-// reports the latter as calm. That is after e was idle for the topology interval, or blameless with one
+// receiveDeliveries hands over the deliveries of cc until intake ends, cc ends, or cc must be renewed. It
+// reports the latter as calm. That is after cc was idle for the topology interval, or blameless with one
 // message at a time, or if its prefetch does not suit the sizes of the messages. Deliveries that were not
 // handed over go back to the broker.
 //
 // An idle consumer is replaced because the broker may have forgotten it. When a quorum queue is
 // deleted and declared again at once, RabbitMQ 3.10 neither cancels its consumers nor delivers to
 // them. It keeps the messages that it believes to have sent them until their channel closes.
-func (s *subscription) receiveDeliveries(intake, work context.Context, e *epoch) (calm bool) {
+func (s *subscription) receiveDeliveries(intake, work context.Context, cc *consumerChannel) (calm bool) {
 	interval := s.subscriber.opts.TopologyInterval
 	ticker := time.NewTicker(interval/2 + rand.N(interval))
 	defer ticker.Stop()
 	isolated := time.NewTicker(interval)
 	defer isolated.Stop()
-	s.lanes.beginEpoch(e)
-	defer s.giveBackItems(e)
+	s.lanes.beginChannel(cc)
+	defer s.giveBackItems(cc)
 	for delivered, leaving, intervals := false, false, 0; ; {
 		if leaving && (!s.isKeyed() || s.lanes.hasRoom()) {
 			return true
 		}
 		next, room := s.lanes.offerNext()
-		in, out, msg := s.nextSelection(e, next, room || leaving)
+		in, out, msg := s.nextSelection(cc, next, room || leaving)
 		select {
 		case out <- msg:
 			s.lanes.noteHandedOver()
-			e.inHand.Add(1)
-			e.conn.noteHandover()
+			cc.inHand.Add(1)
+			cc.conn.noteHandover()
 			go s.awaitVerdict(intake, work, next)
 		case d, ok := <-in:
 			if !ok { // a receive from a closed channel is no message
-				e.noteEnd()
+				cc.noteEnd()
 				return false
 			}
 			if leaving {
-				e.conn.noteHeard()
+				cc.conn.noteHeard()
 				continue // it comes again, and here it would take memory
 			}
 			delivered = true
-			s.takeDelivery(work, e, d)
-			leaving = s.isMisfit(e)
+			s.takeDelivery(work, cc, d)
+			leaving = s.isMisfit(cc)
 		case <-s.lanes.wake:
 		case <-isolated.C:
 			intervals++
-			leaving = leaving || s.single && s.isBlameless(e, intervals)
+			leaving = leaving || s.single && s.isBlameless(cc, intervals)
 		case <-ticker.C:
-			if !delivered && room && next == nil && s.isQuiet(e) {
+			if !delivered && room && next == nil && s.isQuiet(cc) {
 				return true
 			}
 			delivered = false
 			s.sizes.lookBack()
-			leaving = leaving || s.isMisfit(e)
-			s.checkTopology(intake, e)
-		case <-e.gone:
+			leaving = leaving || s.isMisfit(cc)
+			s.checkTopology(intake, cc)
+		case <-cc.gone:
 			return false
 		case <-intake.Done():
 			return false
@@ -73,12 +73,12 @@ func (s *subscription) receiveDeliveries(intake, work context.Context, e *epoch)
 
 // nextSelection returns what receiveDeliveries waits for: a delivery where there is room, and the handover of
 // next, if there is one.
-func (s *subscription) nextSelection(e *epoch, next *item, room bool) (in <-chan amqp.Delivery, out chan<- *message.Message, msg *message.Message) {
+func (s *subscription) nextSelection(cc *consumerChannel, next *item, room bool) (in <-chan amqp.Delivery, out chan<- *message.Message, msg *message.Message) {
 	if next != nil {
 		out, msg = s.out, next.msg
 	}
 	if room {
-		return e.deliveries, out, msg
+		return cc.deliveries, out, msg
 	}
 	s.subscriber.signals.full.Send(s.topic)
 	return nil, out, msg
@@ -88,44 +88,44 @@ func (s *subscription) nextSelection(e *epoch, next *item, room bool) (in <-chan
 // unreadable message. With keys it stays isolated until the message then in hand is settled.
 const slowIntervals = 10
 
-// isBlameless reports whether e, with one message at a time for so many topology intervals, may
+// isBlameless reports whether cc, with one message at a time for so many topology intervals, may
 // end. The messages in hand when the topic was isolated have most likely been redelivered and
 // read, since a queue delivers those first. That cannot be seen where messages are few or take
 // long, or where the first is refused again and again. Then the number of intervals decides.
 //
-// With keys e then ends between two messages, after the one in hand is settled: its channel closes
+// With keys cc then ends between two messages, after the one in hand is settled: its channel closes
 // with it, and an ack would be lost. Further messages of the broker, one at most, go back.
-func (s *subscription) isBlameless(e *epoch, intervals int) bool {
-	return e.acks.countAcked() > s.subscriber.opts.Prefetch || intervals >= slowIntervals
+func (s *subscription) isBlameless(cc *consumerChannel, intervals int) bool {
+	return cc.acks.countAcked() > s.subscriber.opts.Prefetch || intervals >= slowIntervals
 }
 
-// isQuiet reports whether e may be replaced. With keys nothing may be in hand: its channel would
+// isQuiet reports whether cc may be replaced. With keys nothing may be in hand: its channel would
 // go on beside the next one's. If both were lost, the order in which their messages are
 // redelivered would be open. With one message at a time nothing may be in hand either: a message
 // in hand keeps the broker from sending an unreadable one.
-func (s *subscription) isQuiet(e *epoch) bool {
-	return !s.isKeyed() && !s.single || e.acks.countOpen() == 0
+func (s *subscription) isQuiet(cc *consumerChannel) bool {
+	return !s.isKeyed() && !s.single || cc.acks.countOpen() == 0
 }
 
 // checkTopology declares the topology again in the background, where a slow broker holds up no
 // delivery. It does nothing while the check before is running.
-func (s *subscription) checkTopology(intake context.Context, e *epoch) {
+func (s *subscription) checkTopology(intake context.Context, cc *consumerChannel) {
 	if !s.checking.CompareAndSwap(false, true) {
 		return
 	}
-	e.conn.work.Go(func() {
+	cc.conn.work.Go(func() {
 		defer s.checking.Store(false)
-		if err := s.subscriber.declareTopic(intake, e.conn, s.topic); err != nil && intake.Err() == nil && !e.isOver() {
+		if err := s.subscriber.declareTopic(intake, cc.conn, s.topic); err != nil && intake.Err() == nil && !cc.isOver() {
 			s.subscriber.opts.Logger.WarnContext(intake, "rabbitmq: topology is not as declared", "topic", s.topic, "error", err)
 		}
 	})
 }
 
 // takeDelivery makes d an item.
-func (s *subscription) takeDelivery(work context.Context, e *epoch, d amqp.Delivery) {
-	e.acks.noteDelivery(d.DeliveryTag)
-	e.conn.noteHeard()
-	it := &item{epoch: e, delivery: d}
+func (s *subscription) takeDelivery(work context.Context, cc *consumerChannel, d amqp.Delivery) {
+	cc.acks.noteDelivery(d.DeliveryTag)
+	cc.conn.noteHeard()
+	it := &item{channel: cc, delivery: d}
 	s.openItem(work, it)
 	if s.isKeyed() {
 		guard.Hook(work, s.subscriber.opts.Logger, "rabbitmq: option Key", func() { it.key = s.subscriber.opts.Key(it.msg) })
@@ -157,15 +157,15 @@ func (s *subscription) unmarshalDelivery(d amqp.Delivery) *message.Message {
 
 // awaitVerdict waits until the handler has settled it and tells the broker.
 func (s *subscription) awaitVerdict(intake, work context.Context, it *item) {
-	defer it.epoch.inHand.Done()
-	defer it.epoch.conn.noteHandled()
+	defer it.channel.inHand.Done()
+	defer it.channel.conn.noteHandled()
 	defer it.end()
 	select {
 	case <-it.msg.Acked():
-		it.epoch.acks.collectAck(it.delivery.DeliveryTag)
+		it.channel.acks.collectAck(it.delivery.DeliveryTag)
 	case <-it.msg.Nacked():
 		s.subscriber.signals.held.Send(it.msg.UUID)
-		it.epoch.holdBefore(intake, s.subscriber.opts.NackDelay)
+		it.channel.holdBefore(intake, s.subscriber.opts.NackDelay)
 		if s.nackItem(work, it) {
 			return
 		}
@@ -178,15 +178,15 @@ func (s *subscription) awaitVerdict(intake, work context.Context, it *item) {
 // nackItem gives the item back to the broker. If it has a key, nackItem reports true instead: the
 // item is still in hand and is handed over again from here. The broker would redeliver it behind
 // the later messages of its key. If the channel were lost then, a quorum queue would even give out
-// all of them in that order. After the epoch's end the item goes back with the channel, which
+// all of them in that order. After the end of the consumer channel the item goes back with the channel, which
 // gives everything back in the order of its arrival.
 func (s *subscription) nackItem(work context.Context, it *item) (again bool) {
 	requeue := !s.subscriber.cfg.Consume.NoRequeueOnNack
 	if !requeue || it.key == "" {
-		it.epoch.acks.sendNack(it.delivery.DeliveryTag, requeue)
+		it.channel.acks.sendNack(it.delivery.DeliveryTag, requeue)
 		return false
 	}
-	next := &item{epoch: it.epoch, delivery: it.delivery, key: it.key}
+	next := &item{channel: it.channel, delivery: it.delivery, key: it.key}
 	next.delivery.Redelivered = true
 	s.openItem(work, next)
 	if !s.lanes.offerAgain(next) {
@@ -196,10 +196,10 @@ func (s *subscription) nackItem(work context.Context, it *item) (again bool) {
 	return true
 }
 
-// giveBackItems returns the deliveries of e that are not in hand to the broker. With keys, the closing
+// giveBackItems returns the deliveries of cc that are not in hand to the broker. With keys, the closing
 // channel does that, which keeps their order. If the broker does not answer, it gets them back with the
 // channel, too.
-func (s *subscription) giveBackItems(e *epoch) {
+func (s *subscription) giveBackItems(cc *consumerChannel) {
 	items := s.lanes.dropItems()
 	for _, it := range items {
 		it.end()
@@ -207,15 +207,15 @@ func (s *subscription) giveBackItems(e *epoch) {
 	if s.isKeyed() {
 		return
 	}
-	sent, ok := e.cancelAndDrain()
+	sent, ok := cc.cancelAndDrain()
 	if !ok {
 		return
 	}
 	for _, it := range items {
-		e.acks.sendNack(it.delivery.DeliveryTag, true)
+		cc.acks.sendNack(it.delivery.DeliveryTag, true)
 	}
 	for _, tag := range sent {
-		_ = e.amqp.Nack(tag, false, true)
+		_ = cc.amqp.Nack(tag, false, true)
 	}
 }
 

@@ -11,7 +11,7 @@ import (
 // An item is a delivery in this process, from its receipt until it is settled or
 // dropped.
 type item struct {
-	epoch    *epoch
+	channel  *consumerChannel
 	delivery amqp.Delivery
 	msg      *message.Message
 	end      context.CancelFunc // of msg's context
@@ -23,7 +23,7 @@ func (it *item) payloadSize() int { return len(it.delivery.Body) }
 
 // lanes decide which message of a subscription is handed over next. Of the
 // items with one key the first is ready or in hand and the others wait behind it.
-// Items in hand stay, with their lanes, when their epoch ends: its other
+// Items in hand stay, with their lanes, when their consumer channel ends: its other
 // messages come again and wait behind the old copy.
 type lanes struct {
 	limit     int           // of items
@@ -31,8 +31,8 @@ type lanes struct {
 	wake      chan struct{} // holds one: there is room again, or something ready
 
 	mu      sync.Mutex
-	current *epoch
-	inHand  int // of the current epoch
+	current *consumerChannel
+	inHand  int // of the current consumer channel
 	items   int
 	bytes   int   // of their payloads
 	offered *item // the first that is ready
@@ -44,14 +44,14 @@ func newLanes(limit, byteLimit int) *lanes {
 	return &lanes{limit: limit, byteLimit: byteLimit, wake: make(chan struct{}, 1), waiting: make(map[string][]*item)}
 }
 
-// beginEpoch makes e the epoch that items are taken from.
-func (l *lanes) beginEpoch(e *epoch) {
+// beginChannel makes cc the consumer channel that items are taken from.
+func (l *lanes) beginChannel(cc *consumerChannel) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.current, l.inHand = e, 0
+	l.current, l.inHand = cc, 0
 }
 
-// addItem takes an item of the current epoch. It returns how many bytes of payload are here now.
+// addItem takes an item of the current consumer channel. It returns how many bytes of payload are here now.
 func (l *lanes) addItem(it *item) (bytes int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -98,7 +98,7 @@ func (l *lanes) noteHandedOver() {
 	l.inHand++
 }
 
-// hasRoom reports whether nothing of the current epoch is in hand.
+// hasRoom reports whether nothing of the current consumer channel is in hand.
 func (l *lanes) hasRoom() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -106,11 +106,11 @@ func (l *lanes) hasRoom() bool {
 }
 
 // offerAgain makes an item in hand ready once more, at the head of its lane. It
-// reports false, and does nothing, if the item's epoch is over.
+// reports false, and does nothing, if the item's consumer channel is over.
 func (l *lanes) offerAgain(it *item) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if it.epoch != l.current {
+	if it.channel != l.current {
 		return false
 	}
 	l.ready = append(l.ready, it)
@@ -125,7 +125,7 @@ func (l *lanes) finishItem(it *item) {
 	defer l.mu.Unlock()
 	l.items--
 	l.bytes -= it.payloadSize()
-	if it.epoch == l.current {
+	if it.channel == l.current {
 		l.inHand--
 	}
 	l.signalRoom()
@@ -141,7 +141,7 @@ func (l *lanes) finishItem(it *item) {
 	l.ready = append(l.ready, behind[0])
 }
 
-// dropItems ends the current epoch. It removes and returns the items that are not in hand.
+// dropItems ends the current consumer channel. It removes and returns the items that are not in hand.
 func (l *lanes) dropItems() []*item {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -220,7 +220,7 @@ func (z *sizes) fitCount(limit, most int) int {
 	return max(1, min(limit/largest, most))
 }
 
-// prefetchCount returns how many messages the next epoch may be sent ahead of their acks.
+// prefetchCount returns how many messages the next consumer channel may be sent ahead of their acks.
 func (s *subscription) prefetchCount() int {
 	if s.single {
 		return 1
@@ -228,15 +228,15 @@ func (s *subscription) prefetchCount() int {
 	return s.sizes.fitCount(s.subscriber.opts.PrefetchBytes, s.subscriber.opts.Prefetch)
 }
 
-// isMisfit reports whether e is to be renewed with another prefetch: the payloads that are here
+// isMisfit reports whether cc is to be renewed with another prefetch: the payloads that are here
 // have reached their limit, or all of a larger prefetch would have room.
-func (s *subscription) isMisfit(e *epoch) bool {
+func (s *subscription) isMisfit(cc *consumerChannel) bool {
 	fit, most := s.prefetchCount(), s.subscriber.opts.Prefetch
 	switch {
 	case s.single:
 		return false
-	case fit < e.prefetch:
+	case fit < cc.prefetch:
 		return s.lanes.isFull()
 	}
-	return fit > e.prefetch && (fit == most || fit >= growthFactor*e.prefetch)
+	return fit > cc.prefetch && (fit == most || fit >= growthFactor*cc.prefetch)
 }

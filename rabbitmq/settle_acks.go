@@ -24,7 +24,7 @@ type settler interface {
 }
 
 // acks tells the broker what became of the deliveries of one channel, and of no
-// other: it begins and ends with an epoch. Acks are collected, so that one frame
+// other: it begins and ends with a consumer channel. Acks are collected, so that one frame
 // answers for all deliveries up to the first that is not settled.
 //
 // Errors are not looked at: they mean that the channel is gone, and with it the

@@ -195,7 +195,7 @@ func (s *Subscriber) Subscribe(ctx context.Context, topic string) (<-chan *messa
 	go func() {
 		defer s.calls.Done()
 		defer cancel()
-		sub.startFirstEpoch(intake, context.WithoutCancel(ctx), began, left)
+		sub.startFirstChannel(intake, context.WithoutCancel(ctx), began, left)
 	}()
 	if err := sub.awaitStart(ctx, began, left); err != nil {
 		return nil, fmt.Errorf("rabbitmq: subscribe to %s: %w", topic, err)

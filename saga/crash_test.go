@@ -103,8 +103,8 @@ func (s *site) row(key string) string {
 }
 
 // An instance whose timer kills its process does so as often as there are tries, and
-// then is stuck. Those whose time has come with it are not held up by it for longer
-// than a lease, nor stuck.
+// then is stuck. Those whose time has come with it wait for it no longer
+// than a lease, and are not stuck.
 func TestATimerThatKillsItsProcessCostsNoOtherInstance(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)

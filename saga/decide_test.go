@@ -144,7 +144,7 @@ func TestSkipWithAResultThatDoesNotFit(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := d.sees(outermost, "flight stuck")
-	if s := got.Steps[0]; got.Status != saga.StatusStuck || !s.Doubt || !strings.Contains(s.Reason, "result of step flight") {
+	if s := got.Steps[0]; got.Status != saga.StatusStuck || !s.InDoubt || !strings.Contains(s.Reason, "result of step flight") {
 		t.Errorf("%s: %+v, want it stuck for its result", got.Status, s)
 	}
 	if _, err := d.decideAt(outermost, operator.Decision{Verb: operator.VerbSkip, Step: "flight", Result: json.RawMessage(`null`)}); err != nil {
@@ -258,10 +258,9 @@ func TestRetryOfALocalStep(t *testing.T) {
 	d.sees(saga.Address{Key: "k2"}, "note done, pay done, after waiting")
 	d.refused("k2", operator.VerbReject, "after", "comes after the pivot")
 	d.must("k2", operator.VerbPause, "")
-	d.must("k2", operator.VerbRetry, "") // when it is resumed
+	d.must("k2", operator.VerbRetry, "") // takes effect when it is resumed: otherwise the next attempt is due in an hour
+	mended.Store(1)                      // before the orchestrator may try the step again
 	d.must("k2", operator.VerbResume, "")
-	mended.Store(1)
-	d.must("k2", operator.VerbRetry, "")
 	d.until("k2", saga.StatusCompleted)
 }
 
@@ -275,7 +274,7 @@ func TestRetryOfWhatIsStuck(t *testing.T) {
 	d.mute("pay")
 	start(d.place, def, "k", trip{Item: "x"})
 	got := d.sees(outermost, "pay stuck, ticket to-come")
-	if s := got.Steps[0]; !s.Doubt || got.Status != saga.StatusStuck || got.Reason != "step pay: no reply within 50ms" {
+	if s := got.Steps[0]; !s.InDoubt || got.Status != saga.StatusStuck || got.Reason != "step pay: no reply within 50ms" {
 		t.Errorf("%s, %s, %+v", got.Status, got.Reason, s)
 	}
 	d.must("k", operator.VerbRetry, "") // in doubt: the same command again, of which the first was not heard of
@@ -291,7 +290,7 @@ func TestRetryOfWhatIsStuck(t *testing.T) {
 
 	start(d.place, def, "k2", trip{Item: "no ticket"})
 	got = d.sees(saga.Address{Key: "k2"}, "pay done, ticket stuck")
-	if s := got.Steps[1]; s.Doubt || s.Attempt != 2 {
+	if s := got.Steps[1]; s.InDoubt || s.Attempt != 2 {
 		t.Errorf("%+v, want it stuck after two attempts, of which none has done anything", s)
 	}
 	d.must("k2", operator.VerbRetry, "ticket")

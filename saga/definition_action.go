@@ -146,7 +146,7 @@ func (e *RejectedError) Error() string { return "rejected: " + e.Reason }
 // Reject returns an error by which a local step, or a participant, decides to do nothing: it has done nothing, and
 // no further attempt is made unless the step's Retry asks for it.
 //
-// It is for [Local] and [On]. A [consumer.Effect] replies in its record, by [Done] or [Refuse]: there a Reject is an
+// It is for [Local] and [On]. A [consumer.Effect] replies in its record, by [Done] or [Rejected]: there a Reject is an
 // error like others, and the call is tried again.
 //
 // The reason is stored with the instance and shown to operators, so it must not hold secrets.

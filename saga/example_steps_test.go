@@ -57,13 +57,13 @@ func ExampleLocal() {
 
 // A participant with an effect in another system replies when it has recorded the effect.
 func ExampleDone() {
-	type booked struct{ Number, Refused string }
+	type booked struct{ Number, Rejected string }
 	call := func(ctx context.Context, in consumer.Message[Wanted], key string) (booked, error) {
 		return booked{Number: "LH 1"}, nil // asks the airline, with key as the idempotency key
 	}
 	reply := func(ctx context.Context, tx pgx.Tx, in consumer.Message[Wanted], b booked, emit consumer.Emit) error {
-		if b.Refused != "" {
-			return saga.Refuse(emit, in.Delivery, b.Refused)
+		if b.Rejected != "" {
+			return saga.Rejected(emit, in.Delivery, b.Rejected)
 		}
 		return saga.Done(emit, in.Delivery, Reserved{Number: b.Number})
 	}

@@ -165,9 +165,9 @@ func TestAnInvalidMessageOfALocalCompensatesNothing(t *testing.T) {
 	p.until("k", saga.StatusCompleted)
 }
 
-// A decision that is made outside of the handler has a Delivery that was rebuilt from stored fields. Refuse answers with
+// A decision that is made outside of the handler has a Delivery that was rebuilt from stored fields. Rejected answers with
 // it.
-func TestRefuseWithARebuiltDelivery(t *testing.T) {
+func TestRejectedWithARebuiltDelivery(t *testing.T) {
 	t.Parallel()
 	p := newPlace(t)
 	d := saga.Must(saga.Define("trip", 1, book("flight"), book("hotel")))
@@ -187,7 +187,7 @@ func TestRefuseWithARebuiltDelivery(t *testing.T) {
 	}
 	err = pgx.BeginFunc(t.Context(), p.db, func(tx pgx.Tx) (err error) {
 		emit := func(msgs ...outbox.Message) { err = writer.Write(t.Context(), tx, msgs...) }
-		return errors.Join(saga.Refuse(emit, rebuilt, "not approved"), err)
+		return errors.Join(saga.Rejected(emit, rebuilt, "not approved"), err)
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -152,7 +152,7 @@ func (m *mine) flight(p *place) consumer.Step {
 }
 
 // Whichever function of a saga, or of a participant, panics or ends its goroutine: the instance
-// goes on, with each effect once, and nothing stays held.
+// goes on, with each effect once, and no lock and no connection stays taken.
 func TestAPanicInASagaCostsOneAttempt(t *testing.T) {
 	t.Parallel()
 	rows := map[string]bool{"StarterOptions.Tracer.Trace": true} // TestAPanicInStartReachesItsCaller

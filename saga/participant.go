@@ -63,7 +63,7 @@ func On[C, R any](topic string, h Handler[C, R]) consumer.Input {
 		var rejected *RejectedError
 		switch {
 		case errors.As(err, &rejected):
-			return Refuse(emit, in.Delivery, rejected.Reason)
+			return Rejected(emit, in.Delivery, rejected.Reason)
 		case err != nil:
 			return err
 		}
@@ -96,7 +96,7 @@ func OnUndo[C any](topic string, h UndoHandler[C]) consumer.Input {
 var anyResult = reflect.TypeFor[any]()
 
 // Done replies that the step of command d is done. It is for handlers that do not come from [On], such as the record
-// of a [consumer.Effect]; so are [Refuse] and [Undone]. An error is terminal: d is no command of a saga, or result
+// of a [consumer.Effect]; so are [Rejected] and [Undone]. An error is terminal: d is no command of a saga, or result
 // is no JSON.
 func Done(emit consumer.Emit, d consumer.Delivery, result any) error {
 	body, err := json.Marshal(result)
@@ -106,10 +106,10 @@ func Done(emit consumer.Emit, d consumer.Delivery, result any) error {
 	return emitReplyMessage(emit, d, flow.ReplyBody{Outcome: flow.OutcomeDone, Result: body})
 }
 
-// Refuse replies that the participant has decided to do nothing. If the compensation was sent before the saga knew
-// that, it enters no handler. That does not hold for a Delivery that was rebuilt outside of the handler: there the
-// compensation enters the handler.
-func Refuse(emit consumer.Emit, d consumer.Delivery, reason string) error {
+// Rejected replies that the participant has decided to do nothing. It is the reply that [On] sends when its handler
+// returns a [Reject]. If the compensation was sent before the saga knew that, it enters no handler. That does not hold
+// for a Delivery that was rebuilt outside of the handler: there the compensation enters the handler.
+func Rejected(emit consumer.Emit, d consumer.Delivery, reason string) error {
 	if !d.Undo {
 		d.DidNothing()
 	}

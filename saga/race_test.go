@@ -69,7 +69,7 @@ func (s *site) atOnce(n int, effects []int, start func(i int)) {
 	for i := range n {
 		start(i)
 	}
-	s.patient = true // a lock that is held for long is no deadlock
+	s.patient = true // a lock that lasts for long is no deadlock
 	var log record
 	both := [2]*saga.Orchestrator{}
 	for i := range both {

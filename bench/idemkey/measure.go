@@ -21,7 +21,7 @@ const (
 
 	hotClients = 64
 	hotHandler = 30 * time.Millisecond // how long the hot key's handler runs
-	hotEpoch   = 250 * time.Millisecond
+	hotKeyTime = 250 * time.Millisecond
 	window     = 100 * time.Millisecond // in which other keys must be served too
 
 	firstGoal, replayGoal = 0.6, 5
@@ -147,7 +147,7 @@ func (s *subject) countFlushes(ctx context.Context) (n int64, err error) {
 	return n, nil
 }
 
-// measureHotKeys lets 64 clients send one key, a new one each epoch, while other clients send distinct keys.
+// measureHotKeys lets 64 clients send one key, a new one each hotKeyTime, while other clients send distinct keys.
 func (b *bench) measureHotKeys(ctx context.Context) ([]target.Target, error) {
 	var targets []target.Target
 	for _, s := range b.subs[1:] {
@@ -186,7 +186,7 @@ func (b *bench) measureHotKeys(ctx context.Context) ([]target.Target, error) {
 func (b *bench) runTogether(ctx context.Context, s *subject) (others, crowd *tally, double int, err error) {
 	name := nextFreshKey()
 	start := time.Now()
-	hot := func() string { return fmt.Sprintf("hot-%s-%d", name, time.Since(start)/hotEpoch) }
+	hot := func() string { return fmt.Sprintf("hot-%s-%d", name, time.Since(start)/hotKeyTime) }
 	var ran sync.Map
 	slow := func(key string) {
 		if len(key) < 4 || key[:4] != "hot-" {

@@ -3,7 +3,7 @@
 //	sagamill init                    write a new service into a directory
 //	sagamill dev                     find or start PostgreSQL and RabbitMQ, and keep them running
 //
-//	sagamill status                  the state of all schemas on one page, and what needs a person
+//	sagamill status                  the state of all schemas on one page, and their problems
 //
 //	sagamill migrate up              create or update the tables
 //	sagamill migrate print           print the SQL, for people who apply it themselves

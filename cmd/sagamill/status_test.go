@@ -9,7 +9,7 @@ import (
 	"github.com/sagamill/sagamill/migrations"
 )
 
-// One page has all schemas, and then what needs a person, with the command to run next.
+// One page has all schemas, and then the problems, each with the command to run next.
 func TestStatusShowsAllSchemas(t *testing.T) {
 	t.Parallel()
 	w := newTown(t, "orders", "payments")
@@ -17,7 +17,7 @@ func TestStatusShowsAllSchemas(t *testing.T) {
 		t.Fatal(err)
 	}
 	out, _ := sagamill(t, 0, "status", "-check", "-database", w.url)
-	contains(t, out, "orders, version 5 of 5: idempotency, outbox, inbox, saga\n", "payments, version", "keys, version 5 of 5: idempotency\n", "\nnothing needs a person\n",
+	contains(t, out, "orders, version 5 of 5: idempotency, outbox, inbox, saga\n", "payments, version", "keys, version 5 of 5: idempotency\n", "\nno problems\n",
 		"outbox        0 stored; 0 delayed, 0 waiting, 0 refused, 0 dead\n", "relay         none, epoch 0\n", "orchestrator  nothing is overdue\n", "requests      0 in progress\n")
 
 	w.plant(sqlPark, "payments")
@@ -29,9 +29,9 @@ func TestStatusShowsAllSchemas(t *testing.T) {
 		`relay         "host\x1b[31m-1", its lease for 59m`, "more, epoch 7\n", "relay         none; the lease of host-2 ended 1h", "epoch 8\n",
 		"inbox         1 retrying, 0 calling, the oldest for 2h0m, nothing is overdue; 3 dead: 2 terminal, 1 key-reused, the oldest for 2h0m\n",
 		"sagas         1 running, 0 compensating, one unchanged for 4h0m; 1 stuck, the oldest for 4h0m; 1 paused, the oldest for 4h0m\n",
-		"needs a person:\n", "  payments  3 dead letters of steps: 2 terminal, 1 key-reused, the oldest for 2h0m", "sagamill dead list -schema payments\n",
+		"problems:\n", "  payments  3 dead letters of steps: 2 terminal, 1 key-reused, the oldest for 2h0m", "sagamill dead list -schema payments\n",
 		"1 saga stuck, the oldest for 4h0m", "sagamill saga list -status stuck -schema orders\n", "sagamill saga list -status paused -schema orders\n")
-	if _, errs := sagamill(t, 1, "status", "-check", "-database", w.url); errs != "sagamill: 3 lines under 'needs a person'\n" {
+	if _, errs := sagamill(t, 1, "status", "-check", "-database", w.url); errs != "sagamill: 3 problems: run the command that the page names for each\n" {
 		t.Errorf("-check says %q", errs)
 	}
 	if out, _ := sagamill(t, 0, "status", "-check", "-schema", "keys", "-database", w.url); strings.Contains(out, "orders") {
@@ -47,8 +47,8 @@ func TestStatusShowsAllSchemas(t *testing.T) {
 		all[s.Schema] = s
 	}
 	p, o := all["payments"], all["orders"]
-	if len(all) != 3 || p.Version != 5 || p.Inbox == nil || p.Inbox.Dead != 3 || len(p.Inbox.Parked) != 3 || p.Outbox.Lease > -3600 || len(p.Needs) != 1 || p.Needs[0].Command != "sagamill dead list -schema payments" ||
-		o.Sagas.Stuck != 1 || o.Sagas.OldestStuck < 4*3600 || len(o.Needs) != 2 || all["keys"].Outbox != nil || all["keys"].Requests == nil {
+	if len(all) != 3 || p.Version != 5 || p.Inbox == nil || p.Inbox.Dead != 3 || len(p.Inbox.Parked) != 3 || p.Outbox.Lease > -3600 || len(p.Problems) != 1 || p.Problems[0].Command != "sagamill dead list -schema payments" ||
+		o.Sagas.Stuck != 1 || o.Sagas.OldestStuck < 4*3600 || len(o.Problems) != 2 || all["keys"].Outbox != nil || all["keys"].Requests == nil {
 		t.Errorf("-json says\n%s", out)
 	}
 }
@@ -71,7 +71,7 @@ func TestStatusShowsSeveralDatabases(t *testing.T) {
 	}
 	const away = "postgres://nobody:s3cret@127.0.0.1:1/away"
 	out, errs := sagamill(t, 1, "status", "-database", away, "-database", a.url)
-	contains(t, out, a.name()+"/orders, version", "needs a person:")
+	contains(t, out, a.name()+"/orders, version", "\nproblems:\n")
 	contains(t, errs, "database away: ")
 	if strings.Contains(out+errs, "s3cret") {
 		t.Errorf("it prints a password:\n%s%s", out, errs)

@@ -75,7 +75,7 @@ const sqlPark = `INSERT INTO {schema}.parked (state, kind, scope, key, step, n, 
 SELECT state, 'action', 'acme', reason || g, 'pay', '', 'orders', '', '{}', '{}', '', reason, now() + interval '1 hour', now() - interval '2 hours'
 FROM (VALUES ('dead', 'terminal', 1), ('dead', 'terminal', 2), ('dead', 'key-reused', 3), ('retrying', 'failed', 4)) AS p (state, reason, g)`
 
-// sqlBegin has instances in a schema, of all statuses that need a person or do not.
+// sqlBegin has instances in a schema, of statuses that are problems and of others.
 const sqlBegin = `INSERT INTO {schema}.saga (scope, key, id, root, version, name, plan_hash, started_at, state, progress, status, updated_at, ended_at)
 SELECT 'acme', status, gen_random_uuid(), gen_random_uuid(), 1, 'trip', '', now(), '{}', '{}', status, now() - interval '4 hours', CASE WHEN status = 'completed' THEN now() END
 FROM unnest('{running,stuck,paused,completed}'::text[]) AS status`

@@ -26,7 +26,7 @@ func TestWhySaysWhereASagaWaits(t *testing.T) {
 	f.why("k", "no route; again at 20")
 	f.post.refuse("")
 	f.why("k", "step flight: published, written at 20")
-	f.why("k", "Z, topic flight.reserve; nobody in this database has recorded it: it waits in a queue, is being handled, or was lost with its queue; sagamill saga retry k -schema trips -step flight -why \"…\" sends it again")
+	f.why("k", "Z, topic flight.reserve; no schema in this database has recorded it: it waits in a queue, is being handled, or was lost with its queue; sagamill saga retry k -schema trips -step flight -why \"…\" sends it again")
 
 	f.answer(func() (any, error) { return nil, errFull })
 	f.deliver("flight.reserve")

@@ -23,7 +23,7 @@ type Command struct {
 	Topic, Type string
 	Nested      string // name of the nested saga to compensate; "": the message is for a participant
 	Undo        bool
-	Again       bool // the same message was sent before
+	Resent      bool // the same message was sent before
 	Body        []byte
 	Codec       outbox.Codec // of the body; nil: JSON
 }
@@ -148,7 +148,7 @@ func (r *Run) resendCommand(id int, s *machine.Step) (*Work, error) {
 		return nil, nil // the row of the nested instance is the message, and it exists
 	}
 	c := r.commandOf(id, undo, body)
-	c.Again = true
+	c.Resent = true
 	return &Work{Command: c}, nil
 }
 

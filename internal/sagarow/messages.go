@@ -34,7 +34,7 @@ func (m *Messages) AddCommand(c *flow.Command) {
 		return
 	}
 	headers := map[string]string{flow.HeaderReplyTo: flow.ReplyTopic(m.row.Name)}
-	if c.Again {
+	if c.Resent {
 		headers[outbox.HeaderReplayed] = time.Now().UTC().Format(time.RFC3339)
 	}
 	msg := outbox.Message{Topic: c.Topic, Type: c.Type, Step: c.Step, N: m.markN(c.N), Payload: c.Body, Headers: headers}

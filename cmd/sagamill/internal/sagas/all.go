@@ -59,7 +59,7 @@ func decideTarget(ctx context.Context, c *cli.Call, t *cli.Target, n *operator.I
 	began := time.Now()
 	counts, err := n.DecideAll(ctx, d.filter, d.decision, &operator.DecideOptions{Rate: *d.rate, Progress: func(so operator.Decisions) {
 		if time.Since(began) > cli.ProgressAfter {
-			fmt.Fprintf(c.Stderr, "%d so far\n", so.Decided+so.TotalRefused()+so.Moved+so.Busy)
+			fmt.Fprintf(c.Stderr, "%d so far\n", so.Decided+so.TotalRefused()+so.Changed+so.Busy)
 		}
 	}})
 	if ctx.Err() != nil {
@@ -100,13 +100,13 @@ func printDecisions(c *cli.Call, t *cli.Target, did string, d *operator.Decision
 			Did     string         `json:"did"`
 			Count   int            `json:"count"`
 			Refused map[string]int `json:"refused,omitempty"`
-			Moved   int            `json:"moved"`
+			Changed int            `json:"changed"`
 			Busy    int            `json:"busy"`
-		}{t.Label, did, d.Decided, d.Refused, d.Moved, d.Busy})
+		}{t.Label, did, d.Decided, d.Refused, d.Changed, d.Busy})
 	}
 	text := fmt.Sprintf("%s %s", did, cli.FormatCount(d.Decided, "instances"))
-	if d.Moved > 0 {
-		text += fmt.Sprintf(", left %d that moved on meanwhile", d.Moved)
+	if d.Changed > 0 {
+		text += fmt.Sprintf(", left %d that changed after they were read", d.Changed)
 	}
 	if d.Busy > 0 {
 		text += fmt.Sprintf(", left %d whose rows were locked", d.Busy)

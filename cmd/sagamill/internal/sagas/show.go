@@ -150,8 +150,8 @@ func stepNote(s *operator.TimelineStep) string {
 		add(true, fmt.Sprintf("saga %s, nested at %s: %s", cli.FormatCell(s.Nested.Saga), s.Nested.Path, s.Nested.Status))
 	}
 	add(s.Override, "a person has decided")
-	add(s.Doubt, "what it has done is not known")
-	add(s.Again, "is sent again")
+	add(s.InDoubt, "what it has done is not known")
+	add(s.Resend, "its last message will be sent again")
 	add(s.Reason != "", cli.FormatCell(cli.ClipText(s.Reason, 2*cli.ReasonWidth)))
 	return cmp.Or(strings.Join(notes, "; "), "-")
 }

@@ -26,7 +26,7 @@ type Schema struct {
 	Sagas         *Sagas            `json:"sagas,omitempty"`
 	Requests      *Requests         `json:"requests,omitempty"`
 	Unreadable    []Unreadable      `json:"unreadable,omitempty"`
-	Needs         []Need            `json:"needs"`
+	Problems      []Problem         `json:"problems"`
 }
 
 // An Inbox has the parked messages of a schema.
@@ -75,31 +75,31 @@ type Unreadable struct {
 	Error  string          `json:"error"`
 }
 
-// A Need is a reason why the schema needs a person, with the command to run next.
-type Need struct {
-	Kind    operator.NeedKind `json:"kind"`
-	Count   int               `json:"count"`
-	Oldest  float64           `json:"oldest_seconds"`
-	Text    string            `json:"text"`
-	Command string            `json:"command"`
+// A Problem is an [operator.Problem] with its text and the command to run next.
+type Problem struct {
+	Kind    operator.ProblemKind `json:"kind"`
+	Count   int                  `json:"count"`
+	Oldest  float64              `json:"oldest_seconds"`
+	Text    string               `json:"text"`
+	Command string               `json:"command"`
 }
 
 // printJSON prints a line for each schema.
-func (p *page) printJSON(w io.Writer) (needs int, err error) {
+func (p *page) printJSON(w io.Writer) (problems int, err error) {
 	for i := range p.schemas {
 		line := newSchema(&p.schemas[i])
-		needs += len(line.Needs)
+		problems += len(line.Problems)
 		if err := cli.PrintJSON(w, line); err != nil {
-			return needs, err
+			return problems, err
 		}
 	}
-	return needs, nil
+	return problems, nil
 }
 
 func newSchema(s *schema) *Schema {
 	j := &Schema{
 		Schema: s.Name, Version: s.Version, Newest: migrations.Newest(), VersionDenied: s.Denied, Parts: s.Parts, CountLimit: outbox.CountLimit,
-		Inbox: newInbox(s.Inbox), Sagas: newSagas(s.Sagas), Needs: []Need{},
+		Inbox: newInbox(s.Inbox), Sagas: newSagas(s.Sagas), Problems: []Problem{},
 	}
 	if s.Outbox != nil {
 		status := outboxes.NewStatus(s.Name, s.Outbox)
@@ -111,9 +111,9 @@ func newSchema(s *schema) *Schema {
 	for _, p := range s.Unreadable {
 		j.Unreadable = append(j.Unreadable, Unreadable{p.Part, p.Denied, p.Err.Error()})
 	}
-	for _, n := range s.Needs() {
-		text, command := s.explainNeed(&n)
-		j.Needs = append(j.Needs, Need{n.Kind, n.Count, n.Oldest.Seconds(), text, command})
+	for _, n := range s.Problems() {
+		text, command := s.explainProblem(&n)
+		j.Problems = append(j.Problems, Problem{n.Kind, n.Count, n.Oldest.Seconds(), text, command})
 	}
 	return j
 }

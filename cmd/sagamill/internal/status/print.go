@@ -142,8 +142,8 @@ func formatRequests(r *operator.RequestStats) string {
 	return text
 }
 
-// explainNeed describes a need, and returns the command to run next.
-func (s *schema) explainNeed(n *operator.Need) (text, command string) {
+// explainProblem describes a problem, and returns the command to run next.
+func (s *schema) explainProblem(n *operator.Problem) (text, command string) {
 	count := func(things string) string {
 		if n.Count >= outbox.CountLimit {
 			return "at least " + cli.FormatCount(n.Count, things)
@@ -152,33 +152,33 @@ func (s *schema) explainNeed(n *operator.Need) (text, command string) {
 	}
 	age := cli.FormatAge(n.Oldest)
 	switch n.Kind {
-	case operator.NeedMigration:
+	case operator.ProblemMigration:
 		return "migrations that this command knows are missing in the schema", s.commandLine("migrate up")
-	case operator.NeedGrant:
+	case operator.ProblemGrant:
 		return "the role may not read all of the schema: run the SQL of the roles again", s.commandLine("migrate roles")
-	case operator.NeedRepair:
+	case operator.ProblemRepair:
 		return "a part cannot be read", s.commandLine("migrate version")
-	case operator.NeedRelay:
+	case operator.ProblemRelay:
 		return count("messages") + " stored, and no relay is active" + formatOldest(n.Oldest), s.commandLine("outbox status")
-	case operator.NeedBroker:
+	case operator.ProblemBroker:
 		return "a relay is active, and " + count("messages") + " stored" + formatOldest(n.Oldest) + ": does the broker answer?", s.commandLine("outbox status")
-	case operator.NeedTransaction:
+	case operator.ProblemTransaction:
 		return fmt.Sprintf("a transaction that has written has been open for %s, server process %d", age, s.Outbox.WriterPID), s.commandLine("outbox status")
-	case operator.NeedRefused:
+	case operator.ProblemRefused:
 		return count("messages") + " that the broker refuses, or that wait behind refused ones", s.commandLine("outbox refused list")
-	case operator.NeedOutboxDead:
+	case operator.ProblemOutboxDead:
 		return count("dead letters") + " of the outbox" + formatOldest(n.Oldest), s.commandLine("outbox dead list")
-	case operator.NeedConsumer:
+	case operator.ProblemConsumer:
 		return "a parked message is due for " + age + ": does its consumer run?", s.commandLine("dead list -state retrying")
-	case operator.NeedDead:
+	case operator.ProblemDead:
 		return count("dead letters") + " of steps" + formatReasons(s.Inbox) + formatOldest(n.Oldest), s.commandLine("dead list")
-	case operator.NeedOrchestrator:
+	case operator.ProblemOrchestrator:
 		return "an instance is due for " + age + ": does an orchestrator run that knows its version?", s.commandLine("saga list -silent 1m")
-	case operator.NeedStuck:
+	case operator.ProblemStuck:
 		return count("sagas") + " stuck" + formatOldest(n.Oldest), s.commandLine("saga list -status stuck")
-	case operator.NeedPaused:
+	case operator.ProblemPaused:
 		return count("sagas") + " paused" + formatOldest(n.Oldest), s.commandLine("saga list -status paused")
-	case operator.NeedHeld:
+	case operator.ProblemHeld:
 		return count("sagas") + " wait for a person at a participant", s.commandLine("saga list -status running")
 	}
 	return string(n.Kind), s.commandLine("outbox status")

@@ -15,7 +15,7 @@ import (
 
 // Commands returns the commands of the family.
 func Commands() []cli.Command {
-	return []cli.Command{{Words: "status", About: "the state of all schemas of the given databases, and what needs a person; with -check the exit code says so", Run: showStatus}}
+	return []cli.Command{{Words: "status", About: "the state and the problems of all schemas of the given databases; with -check the exit code is 1 if there are problems", Run: showStatus}}
 }
 
 // A page is what the command shows.
@@ -33,7 +33,7 @@ type schema struct {
 func showStatus(ctx context.Context, c *cli.Call) error {
 	c.TakeSeveral(cli.EverySchema)
 	asJSON := c.Flags.Bool("json", false, "print JSON, a line for each schema")
-	check := c.Flags.Bool("check", false, "exit with 1 if something needs a person")
+	check := c.Flags.Bool("check", false, "exit with 1 if there are problems")
 	if err := c.ParseDatabaseFlags(); err != nil {
 		return err
 	}
@@ -56,14 +56,14 @@ func showStatus(ctx context.Context, c *cli.Call) error {
 	if *asJSON {
 		show = p.printJSON
 	}
-	needs, err := show(c.Stdout)
+	problems, err := show(c.Stdout)
 	switch {
 	case err != nil:
 		return err
 	case len(p.failed) > 0:
 		return errors.Join(p.failed...)
-	case *check && needs > 0:
-		return fmt.Errorf("%s under 'needs a person'", cli.FormatCount(needs, "lines"))
+	case *check && problems > 0:
+		return fmt.Errorf("%s: run the command that the page names for each", cli.FormatCount(problems, "problems"))
 	}
 	return nil
 }
@@ -111,8 +111,8 @@ func readDatabase(ctx context.Context, d *cli.Database, names []string) ([]opera
 	return operator.ReadOverview(ctx, d.Pool, here...)
 }
 
-// printText prints a block for each schema, and then a line for each need. It returns the number of needs.
-func (p *page) printText(w io.Writer) (needs int, err error) {
+// printText prints a block for each schema, and then a line for each problem. It returns the number of problems.
+func (p *page) printText(w io.Writer) (problems int, err error) {
 	for i := range p.schemas {
 		if err := p.schemas[i].printBlock(w); err != nil {
 			return 0, err
@@ -121,15 +121,15 @@ func (p *page) printText(w io.Writer) (needs int, err error) {
 	var rows [][]string
 	for i := range p.schemas {
 		s := &p.schemas[i]
-		for _, n := range s.Needs() {
-			text, command := s.explainNeed(&n)
+		for _, n := range s.Problems() {
+			text, command := s.explainProblem(&n)
 			rows = append(rows, []string{"  " + s.Name, cli.EscapeText(text), command})
 		}
 	}
 	if len(rows) == 0 {
-		_, err := fmt.Fprintln(w, "nothing needs a person")
+		_, err := fmt.Fprintln(w, "no problems")
 		return 0, err
 	}
-	fmt.Fprintln(w, "needs a person:")
+	fmt.Fprintln(w, "problems:")
 	return len(rows), cli.PrintRows(w, rows)
 }

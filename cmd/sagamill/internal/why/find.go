@@ -150,11 +150,11 @@ func (q *inquiry) findStuckStep(s *site, t *operator.Timeline, step *operator.Ti
 		what = "stuck: the compensation of " + name
 	}
 	f := Finding{What: "stuck", Since: cli.FormatMoment(step.Sent), Text: what + ": " + step.Reason}
-	if step.Doubt {
+	if step.InDoubt {
 		f.Text += "; what it has done is not known"
 	}
 	var where Finding
-	if (step.Doubt || step.State == operator.StepUndoStuck) && (step.Type != "" || t.PlanProblem != "") { // a local step has no message
+	if (step.InDoubt || step.State == operator.StepUndoStuck) && (step.Type != "" || t.PlanProblem != "") { // a local step has no message
 		where = q.traceStep(s, t, step)
 		if where.What != unrecorded || !isDeadLetter(step) { // a schema here has recorded it
 			f.ID = where.ID
@@ -175,8 +175,8 @@ func (q *inquiry) findAwaitedStep(s *site, t *operator.Timeline, step *operator.
 		name = "compensation of " + name
 	}
 	f.Text = name + ": " + f.Text
-	if step.Again {
-		f.Text += "; it is sent again"
+	if step.Resend {
+		f.Text += "; it will be sent again"
 	}
 	return f
 }

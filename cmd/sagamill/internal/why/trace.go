@@ -159,7 +159,7 @@ func (q *inquiry) findUnrecorded(home *site, t *operator.Timeline, command *oper
 	if step.Topic != "" {
 		text += ", topic " + cli.FormatCell(step.Topic)
 	}
-	text += "; nobody in " + q.here + " has recorded it: " + unknownPlace
+	text += "; no schema in " + q.here + " has recorded it: " + unknownPlace
 	if t.PlanProblem == "" && (step.State != operator.StepRunning || !t.Compensating) { // otherwise retry is refused
 		text += "; " + q.formatVerb(home, t, "retry", step) + " sends it again under the same key, which is harmless"
 	}
@@ -270,7 +270,7 @@ func (q *inquiry) findOtherMessages(s *site) {
 		case !q.isToOrchestrator(m) && !q.isHandled(m):
 			q.found = append(q.found, Finding{
 				What: unrecorded, Schema: s.name, ID: m.ID, Step: m.Step, N: m.N, Since: cli.FormatMoment(m.CreatedAt),
-				Text: fmt.Sprintf("message %s for step %s, written at %s in schema %s, is published, topic %s; nobody in %s has recorded it under that name: %s", cli.FormatCell(m.Type), cli.FormatCell(m.Step), cli.FormatTime(m.CreatedAt), s.name, cli.FormatCell(m.Topic), q.here, unknownPlace),
+				Text: fmt.Sprintf("message %s for step %s, written at %s in schema %s, is published, topic %s; no schema in %s has recorded it under that name: %s", cli.FormatCell(m.Type), cli.FormatCell(m.Step), cli.FormatTime(m.CreatedAt), s.name, cli.FormatCell(m.Topic), q.here, unknownPlace),
 			})
 		}
 	}

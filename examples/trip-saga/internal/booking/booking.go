@@ -154,7 +154,7 @@ func (s *Service) bookHotelRoom(ctx context.Context, tx pgx.Tx, in consumer.Mess
 	case err != nil:
 		return err
 	case !ok:
-		return saga.Refuse(emit, in.Delivery, s.formatSoldOut(in.Body))
+		return saga.Rejected(emit, in.Delivery, s.formatSoldOut(in.Body))
 	}
 	return saga.Done(delayMessages(emit, wait), in.Delivery, command.Booked{Number: number})
 }

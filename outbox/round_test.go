@@ -55,9 +55,9 @@ func TestARelayStopsAfterItsCheckpointIsWritten(t *testing.T) {
 	}
 }
 
-// News without a look bring one as soon as a look may be, however many pages are read meanwhile: a commit with many
-// messages may have brought a delayed one.
-func TestALookForDelayedMessagesFollowsNewsOfManyPages(t *testing.T) {
+// After a reported commit the relay looks for delayed messages as soon as a look is allowed, regardless of how many pages
+// it reads before that. A commit with many messages may have stored a delayed one.
+func TestALookForDelayedMessagesFollowsACommitOfManyPages(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	l := f.leader(t, RelayOptions{PollMax: time.Hour})
@@ -82,7 +82,7 @@ func TestALookForDelayedMessagesFollowsNewsOfManyPages(t *testing.T) {
 		t.Errorf("the log is read again in %v, want the look in %v to go with it", time.Until(l.pollAt), time.Until(l.held.nextLookAt))
 	}
 	if !l.silentWriterUntil.IsZero() {
-		t.Error("the pages of one commit that was heard of count as commits without news")
+		t.Error("the pages of one reported commit count as commits that were not reported")
 	}
 }
 

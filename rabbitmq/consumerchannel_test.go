@@ -10,9 +10,9 @@ import (
 	"github.com/sagamill/sagamill/internal/testing/rabbittest"
 )
 
-// An epoch whose deliveries have ended with its channel knows why, however busy the
+// A consumer channel whose deliveries have ended with its channel knows why, however busy the
 // machine is: a message that cannot be read is not taken for something else.
-func TestAnEpochKnowsWhyItHasEnded(t *testing.T) {
+func TestAConsumerChannelKnowsWhyItHasEnded(t *testing.T) {
 	t.Parallel()
 	client, err := amqp.Dial(rabbittest.URL())
 	if err != nil {
@@ -36,21 +36,21 @@ func TestAnEpochKnowsWhyItHasEnded(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		e := &epoch{conn: &conn{work: &work}, amqp: ch, deliveries: deliveries, acks: newAcks(ch, 1, 0), gone: make(chan struct{})}
+		cc := &consumerChannel{conn: &conn{work: &work}, amqp: ch, deliveries: deliveries, acks: newAcks(ch, 1, 0), gone: make(chan struct{})}
 		_, err = ch.QueueDeclarePassive(rabbittest.Name(), false, false, false, false, nil)
 		if err == nil {
 			t.Fatal("there is such a queue")
 		}
-		for range e.deliveries { // until they have ended
+		for range cc.deliveries { // until they have ended
 			t.Error("there was a message")
 		}
-		e.watchChannel(closes)
-		e.noteEnd()
-		if !strings.Contains(e.endReason(), "NOT_FOUND") {
+		cc.watchChannel(closes)
+		cc.noteEnd()
+		if !strings.Contains(cc.endReason(), "NOT_FOUND") {
 			unknown++
 		}
 	}
 	if unknown > 0 {
-		t.Errorf("of 100 epochs %d did not know their cause", unknown)
+		t.Errorf("of 100 consumer channels %d did not know their cause", unknown)
 	}
 }

@@ -11,8 +11,8 @@ import (
 	"github.com/sagamill/sagamill/internal/backoff"
 )
 
-// A subscription hands over the messages of one topic, from one epoch after
-// the other.
+// A subscription hands over the messages of one topic, from one consumer channel
+// after the other.
 //
 // It has its own connection. RabbitMQ answers basic.consume and basic.cancel for a quorum queue
 // without a majority after 9 s or more, with INTERNAL_ERROR, which closes the connection. A
@@ -24,15 +24,15 @@ type subscription struct {
 	state      *topicState
 	link       *link
 	out        chan *message.Message
-	lanes      *lanes // over all epochs
-	epochs     sync.WaitGroup
+	lanes      *lanes // over all consumer channels
+	channels   sync.WaitGroup
 
 	declared   sync.Once
 	isDeclared chan struct{} // closed once the topology was there for the first time
 
 	checking atomic.Bool // the topology is being declared again
 
-	unreadable int  // epochs in a row that ended over a message that the client cannot read
+	unreadable int  // consumer channels in a row that ended over a message that the client cannot read
 	single     bool // one message at a time, while there may be such a message
 	sizes      sizes
 }
@@ -53,11 +53,11 @@ func (s *Subscriber) newSubscription(topic string) *subscription {
 // not let itself be consumed.
 const stallTimeout = 3 * time.Second
 
-// startFirstEpoch connects for the first time and then runs. began gets the result of the first
-// connection, unless left is closed before: then startFirstEpoch continues despite an error.
-func (s *subscription) startFirstEpoch(intake, base context.Context, began chan<- error, left <-chan struct{}) {
+// startFirstChannel connects for the first time and then runs. began gets the result of the first
+// connection, unless left is closed before: then startFirstChannel continues despite an error.
+func (s *subscription) startFirstChannel(intake, base context.Context, began chan<- error, left <-chan struct{}) {
 	defer s.link.closeLink()
-	first, err := s.connectEpoch(intake)
+	first, err := s.openConsumerChannel(intake)
 	select {
 	case began <- err:
 		if err != nil {
@@ -69,9 +69,9 @@ func (s *subscription) startFirstEpoch(intake, base context.Context, began chan<
 		}
 	}
 	if first == nil {
-		first = s.reconnectEpoch(intake, 1)
+		first = s.reopenConsumerChannel(intake, 1)
 	}
-	s.runEpochs(intake, base, first)
+	s.runChannels(intake, base, first)
 }
 
 // awaitStart returns the result of the first connection. If the queue stalls, it closes left
@@ -93,7 +93,7 @@ func (s *subscription) awaitStart(ctx context.Context, began <-chan error, left 
 	}
 }
 
-// isolateAfter is how many epochs in a row may end over an unreadable message
+// isolateAfter is how many consumer channels in a row may end over an unreadable message
 // before the subscription takes one message at a time.
 const isolateAfter = 2
 
@@ -102,9 +102,9 @@ const isolateAfter = 2
 // at every delivery. So the subscription goes on with one message at a time: the
 // topic's other messages are not counted as delivered with it, until the broker, at
 // the queue's delivery limit, moves it to the dead-letter queue.
-func (s *subscription) isolateUnreadable(ctx context.Context, e *epoch, calm bool) {
+func (s *subscription) isolateUnreadable(ctx context.Context, cc *consumerChannel, calm bool) {
 	switch {
-	case e.endedUnreadable():
+	case cc.endedUnreadable():
 		s.unreadable++
 	case calm:
 		s.unreadable = 0
@@ -112,7 +112,7 @@ func (s *subscription) isolateUnreadable(ctx context.Context, e *epoch, calm boo
 	switch o := s.subscriber.opts; {
 	case s.unreadable >= isolateAfter && !s.single:
 		o.Logger.ErrorContext(ctx, "rabbitmq: a message of this topic cannot be read by the AMQP client; the topic goes on with one message at a time until the broker has moved it to the dead-letter queue",
-			"topic", s.topic, "cause", e.endReason())
+			"topic", s.topic, "cause", cc.endReason())
 		s.single = true
 		s.subscriber.signals.isolated.Send(s.topic)
 	case s.unreadable == 0 && s.single:
@@ -121,56 +121,56 @@ func (s *subscription) isolateUnreadable(ctx context.Context, e *epoch, calm boo
 	}
 }
 
-// runEpochs hands over messages until intake ends, then drains. base is what the
+// runChannels hands over messages until intake ends, then drains. base is what the
 // messages' contexts are made of.
-func (s *subscription) runEpochs(intake, base context.Context, e *epoch) {
+func (s *subscription) runChannels(intake, base context.Context, cc *consumerChannel) {
 	work, stopWork := context.WithCancel(base)
 	defer stopWork()
-	for failures := 0; e != nil; {
+	for failures := 0; cc != nil; {
 		began := time.Now()
-		s.state.conn.Store(e.conn)
+		s.state.conn.Store(cc.conn)
 		if s.link.hasSeveral() {
-			s.link.addresses.addConsumer(s.link, e.conn)
+			s.link.addresses.addConsumer(s.link, cc.conn)
 		}
 		s.state.consumers.Add(1)
-		calm := s.receiveDeliveries(intake, work, e)
+		calm := s.receiveDeliveries(intake, work, cc)
 		s.state.consumers.Add(-1)
-		cause := e.endReason()
-		if e.wasCancelled() {
+		cause := cc.endReason()
+		if cc.wasCancelled() {
 			s.state.cancelled.Add(1)
 			cause = "the broker has cancelled the consumer, as it does when the queue is deleted with what it holds"
 		}
 		if s.isKeyed() && intake.Err() == nil {
-			e.closeChannel() // while it is open the next epoch would overtake what goes back
+			cc.closeChannel() // while it is open the next consumer channel would overtake what goes back
 		}
-		s.retireEpoch(e)
+		s.retireChannel(cc)
 		if intake.Err() != nil {
 			break
 		}
 		if failures++; calm || time.Since(began) > maxPause || s.single {
 			failures = 0 // each of these losses takes the message nearer to its limit
 		}
-		s.isolateUnreadable(intake, e, calm || time.Since(began) > s.subscriber.opts.TopologyInterval)
+		s.isolateUnreadable(intake, cc, calm || time.Since(began) > s.subscriber.opts.TopologyInterval)
 		if !calm && !s.single {
 			s.subscriber.opts.Logger.WarnContext(intake, "rabbitmq: subscription lost", "topic", s.topic, "cause", cause)
 		}
-		e = s.reconnectEpoch(intake, failures)
+		cc = s.reopenConsumerChannel(intake, failures)
 	}
 	close(s.out)
-	// Every epoch ends when its last message is settled. Ending work settles
+	// Every consumer channel ends when its last message is settled. Ending work settles
 	// the rest by leaving it to the broker.
 	timer := time.AfterFunc(s.subscriber.opts.DrainTimeout, stopWork)
 	defer timer.Stop()
-	s.epochs.Wait()
+	s.channels.Wait()
 }
 
-// reconnectEpoch connects until it succeeds, and returns nil once ctx has ended. It also retries errors that
+// reopenConsumerChannel connects until it succeeds, and returns nil once ctx has ended. It also retries errors that
 // are permanent at the start, because an operator may mend their cause.
-func (s *subscription) reconnectEpoch(ctx context.Context, failures int) *epoch {
+func (s *subscription) reopenConsumerChannel(ctx context.Context, failures int) *consumerChannel {
 	for n := failures; backoff.Sleep(ctx, retryPause(n)) == nil; n++ {
-		e, err := s.connectEpoch(ctx)
+		cc, err := s.openConsumerChannel(ctx)
 		if err == nil {
-			return e
+			return cc
 		}
 		if ctx.Err() == nil {
 			s.logLasting(ctx, err)
@@ -184,10 +184,10 @@ func (s *subscription) logLasting(ctx context.Context, err error) {
 	s.subscriber.opts.Logger.ErrorContext(ctx, "rabbitmq: a lost subscription cannot be made again until its error is mended", "topic", s.topic, "error", err)
 }
 
-// retireEpoch closes the channel of e once its last message is settled.
-func (s *subscription) retireEpoch(e *epoch) {
-	s.epochs.Go(func() {
-		e.inHand.Wait()
-		e.closeChannel()
+// retireChannel closes the channel of cc once its last message is settled.
+func (s *subscription) retireChannel(cc *consumerChannel) {
+	s.channels.Go(func() {
+		cc.inHand.Wait()
+		cc.closeChannel()
 	})
 }
