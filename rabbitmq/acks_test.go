@@ -124,7 +124,7 @@ func TestAcksAreCollected(t *testing.T) {
 }
 
 // Both the first ack, and one behind a delivery that stays unsettled, wait for
-// ackDelay and no longer.
+// ackDelay and no longer. The clock is that of the oldest ack.
 func TestAcksDoNotWait(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -136,21 +136,62 @@ func TestAcksDoNotWait(t *testing.T) {
 			defer close(ended)
 			a.sendAcksUntil(gone)
 		}()
-		c.deliver(a, 3)
-		for _, step := range []struct {
-			tag  uint64
-			want string
-		}{{1, "ack to 1"}, {3, "ack 3"}} {
-			a.collectAck(step.tag)
+		wait := func() {
+			time.Sleep(ackDelay / 2) // of the bubble's clock
 			synctest.Wait()
-			wantFrames(t, "the ack itself", c)
-			time.Sleep(ackDelay) // of the bubble's clock
-			synctest.Wait()
-			wantFrames(t, "ackDelay", c, step.want)
 		}
+		c.deliver(a, 8)
+		for _, step := range []struct {
+			tags []uint64
+			want []string
+		}{{[]uint64{1, 2}, []string{"ack to 2"}}, {[]uint64{4, 5}, []string{"ack 4", "ack 5"}}} {
+			a.collectAck(step.tags[0])
+			wait()
+			a.collectAck(step.tags[1])
+			wantFrames(t, "half of ackDelay", c)
+			wait()
+			wantFrames(t, "ackDelay", c, step.want...)
+		}
+		a.collectAck(6)
+		wait()
+		a.flushAcks()
+		c.sent()
+		a.collectAck(7)
+		wait()
+		wantFrames(t, "half of ackDelay, and more since an ack that was sent", c)
+		wait()
+		wantFrames(t, "ackDelay", c, "ack 7")
 		close(gone)
 		<-ended
 	})
+}
+
+// A nack takes the collected acks with it.
+func TestANackSendsTheCollectedAcks(t *testing.T) {
+	t.Parallel()
+	c := newFakeChannel()
+	a := newAcks(c, 100, ackDelay)
+	c.deliver(a, 4)
+	a.collectAck(1)
+	a.collectAck(3)
+	a.sendNack(2, true)
+	wantFrames(t, "two acks and a nack", c, "ack to 1", "ack 3", "nack 2")
+	a.collectAck(4)
+	a.flushAcks()
+	wantFrames(t, "the last ack", c, "ack to 4")
+	if len(c.wrong)+len(c.unacked) != 0 {
+		t.Errorf("broker: %v, unacked %v", c.wrong, c.unacked)
+	}
+}
+
+// Collected acks leave the broker most of its credit, and none are collected where it has little.
+func TestAckLimit(t *testing.T) {
+	t.Parallel()
+	for prefetch, want := range map[int]int{1: 1, 3: 1, 7: 1, 8: 2, 100: 25, 256: 64, 65535: 64} {
+		if got := ackLimit(prefetch); got != want {
+			t.Errorf("ackLimit(%d) = %d, want %d", prefetch, got, want)
+		}
+	}
 }
 
 // While a nack is on its way an ack of several must not cover it.

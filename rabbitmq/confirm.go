@@ -28,6 +28,7 @@ type confirmChannel struct {
 	maxHeader int // bytes of a header frame
 	abandoned bool
 	nacked    bool // once
+	holding   bool // letters back
 
 	// The messages in flight: sent, or being sent, and not yet answered.
 	flights []flight // those before settled are answered
@@ -113,6 +114,17 @@ func (c *confirmChannel) countInFlight() int { return len(c.flights) - c.settled
 // publishPass publishes what b has left for suspects, or for the others, and waits for
 // the answers.
 func (c *confirmChannel) publishPass(ctx context.Context, b *batch, window int, suspects bool) error {
+	err := c.sendLetters(ctx, b, window, suspects)
+	c.releaseWrites()
+	for err == nil && c.countInFlight() > 0 {
+		err = c.settleFlights(ctx, b)
+	}
+	return err
+}
+
+// sendLetters sends the letters of a pass. It waits for answers where the window is full. The last letters may be
+// held back.
+func (c *confirmChannel) sendLetters(ctx context.Context, b *batch, window int, suspects bool) error {
 	blocked := c.conn.blocked.waitChannel()
 	for i := b.nextUnresolved(); i >= 0; i = b.nextAfter(i) {
 		l := &b.letters[i]
@@ -136,16 +148,30 @@ func (c *confirmChannel) publishPass(ctx context.Context, b *batch, window int, 
 			return unavailableError(ctx)
 		default:
 		}
+		if window > 1 && len(b.letters) > 1 {
+			c.holdWrites()
+		}
 		if err := c.sendLetter(i, l); err != nil {
 			return err
 		}
 	}
-	for c.countInFlight() > 0 {
-		if err := c.settleFlights(ctx, b); err != nil {
-			return err
-		}
-	}
 	return nil
+}
+
+// holdWrites holds letters back until releaseWrites, at the latest until an answer is waited for. So the letters of
+// a batch are written together.
+func (c *confirmChannel) holdWrites() {
+	if !c.holding {
+		c.holding = true
+		c.conn.socket.holdWrites()
+	}
+}
+
+func (c *confirmChannel) releaseWrites() {
+	if c.holding {
+		c.holding = false
+		c.conn.socket.releaseWrites()
+	}
 }
 
 // sendLetter puts l in flight before it is written: if the broker closes the
@@ -177,6 +203,7 @@ func (c *confirmChannel) loneMessage() int {
 // settleFlights waits for the answer to the first message in flight and resolves it.
 // An error means that there was none.
 func (c *confirmChannel) settleFlights(ctx context.Context, b *batch) error {
+	c.releaseWrites()
 	f := c.flights[c.settled]
 	if err := c.awaitAnswer(ctx, b, f); err != nil {
 		return err

@@ -232,12 +232,16 @@ func (c *conn) closeWithin(timeout time.Duration) {
 
 // A deadlineConn fails a write that takes too long: a broker under an alarm
 // stops reading, and without a deadline the writer, and with it Close, would
-// wait until the alarm is over.
+// wait until the alarm is over. It can hold writes back, to send several together.
 type deadlineConn struct {
 	net.Conn
 	timeout time.Duration
 	plain   bool        // AMQP is expected, and nothing was read yet
 	alerted atomic.Bool // a TLS alert came instead
+
+	writing sync.Mutex
+	holds   int    // how many goroutines hold writes back
+	held    []byte // what is held back
 }
 
 // tlsAlert begins a TLS record that says why the peer gives up. No frame of AMQP
@@ -253,7 +257,55 @@ func (d *deadlineConn) Read(b []byte) (int, error) {
 	return n, err
 }
 
+// maxHeldBytes is how many bytes a deadlineConn holds back at most: some fifty small messages.
+const maxHeldBytes = 32 << 10
+
+// Write sends b. Between holdWrites and releaseWrites it keeps b instead while there is room, and reports it as
+// written. A failure to send it then closes the connection.
 func (d *deadlineConn) Write(b []byte) (int, error) {
+	d.writing.Lock()
+	defer d.writing.Unlock()
+	if d.holds > 0 && len(d.held)+len(b) <= maxHeldBytes {
+		d.held = append(d.held, b...)
+		return len(b), nil
+	}
+	if err := d.sendHeld(); err != nil {
+		return 0, err
+	}
+	return d.writeAtOnce(b)
+}
+
+// holdWrites holds back what is written, by anybody, so that several messages cost one call of the system and the
+// broker reads them together. The caller must call releaseWrites before it waits for an answer.
+func (d *deadlineConn) holdWrites() {
+	d.writing.Lock()
+	defer d.writing.Unlock()
+	d.holds++
+}
+
+// releaseWrites ends one holdWrites. It sends what is held back, also while others hold.
+func (d *deadlineConn) releaseWrites() {
+	d.writing.Lock()
+	defer d.writing.Unlock()
+	d.holds--
+	_ = d.sendHeld() // the client learns of an error from the closed connection
+}
+
+// sendHeld sends what is held back. After an error it closes the connection, because the client counts those bytes as
+// written. The caller holds writing.
+func (d *deadlineConn) sendHeld() error {
+	if len(d.held) == 0 {
+		return nil
+	}
+	_, err := d.writeAtOnce(d.held)
+	d.held = d.held[:0]
+	if err != nil {
+		d.Close()
+	}
+	return err
+}
+
+func (d *deadlineConn) writeAtOnce(b []byte) (int, error) {
 	if err := d.SetWriteDeadline(time.Now().Add(d.timeout)); err != nil {
 		return 0, err
 	}

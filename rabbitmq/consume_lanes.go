@@ -31,6 +31,7 @@ type lanes struct {
 	wake      chan struct{} // holds one: there is room again, or something ready
 
 	mu      sync.Mutex
+	awaited bool // the intake has found no room since wake was signalled last
 	current *consumerChannel
 	inHand  int // of the current consumer channel
 	items   int
@@ -72,7 +73,8 @@ func (l *lanes) addItem(it *item) (bytes int) {
 }
 
 // offerNext returns the item that is to be handed over, nil if none is ready, and
-// whether there is room for one more. It is the same one until it is handed over.
+// whether there is room for one more. It is the same one until it is handed over. If there
+// is no room, wake is signalled when an item in hand is finished.
 func (l *lanes) offerNext() (it *item, room bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -80,7 +82,9 @@ func (l *lanes) offerNext() (it *item, room bool) {
 		l.offered, l.ready[0] = l.ready[0], nil
 		l.ready = l.ready[1:]
 	}
-	return l.offered, l.items < l.limit && l.bytes < l.byteLimit
+	room = l.items < l.limit && l.bytes < l.byteLimit
+	l.awaited = l.awaited || !room
+	return l.offered, room
 }
 
 // isFull reports whether the payloads have reached their limit.
@@ -98,10 +102,12 @@ func (l *lanes) noteHandedOver() {
 	l.inHand++
 }
 
-// hasRoom reports whether nothing of the current consumer channel is in hand.
+// hasRoom reports whether nothing of the current consumer channel is in hand. If something is, wake is signalled
+// when an item in hand is finished.
 func (l *lanes) hasRoom() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.awaited = l.awaited || l.inHand > 0
 	return l.inHand == 0
 }
 
@@ -119,7 +125,8 @@ func (l *lanes) offerAgain(it *item) bool {
 	return true
 }
 
-// finishItem removes an item in hand. The item behind it is ready then.
+// finishItem removes an item in hand. The item behind it is ready then. The intake is not woken for nothing: at low
+// load that is a switch of goroutines for each message.
 func (l *lanes) finishItem(it *item) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -128,17 +135,24 @@ func (l *lanes) finishItem(it *item) {
 	if it.channel == l.current {
 		l.inHand--
 	}
-	l.signalRoom()
+	if l.readyBehind(it) || l.awaited {
+		l.signalRoom()
+	}
+}
+
+// readyBehind makes the item ready that waits for it, and reports whether there is one. The caller holds mu.
+func (l *lanes) readyBehind(it *item) bool {
 	if it.key == "" {
-		return
+		return false
 	}
 	behind := l.waiting[it.key]
 	if len(behind) == 0 {
 		delete(l.waiting, it.key)
-		return
+		return false
 	}
 	l.waiting[it.key] = behind[1:]
 	l.ready = append(l.ready, behind[0])
+	return true
 }
 
 // dropItems ends the current consumer channel. It removes and returns the items that are not in hand.
@@ -165,7 +179,9 @@ func (l *lanes) dropItems() []*item {
 	return dropped
 }
 
+// signalRoom wakes the intake. The caller holds mu.
 func (l *lanes) signalRoom() {
+	l.awaited = false
 	select {
 	case l.wake <- struct{}{}:
 	default:

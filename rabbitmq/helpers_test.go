@@ -35,8 +35,11 @@ func TestMain(m *testing.M) {
 		}
 		return
 	}
-	// The suite leaves behind what collects the ids of its published messages.
-	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/ThreeDotsLabs/watermill/pubsub/tests.TestReconnect.func2"))
+	goleak.VerifyTestMain(m,
+		// The suite leaves behind what collects the ids of its published messages.
+		goleak.IgnoreAnyFunction("github.com/ThreeDotsLabs/watermill/pubsub/tests.TestReconnect.func2"),
+		// One pool lends the schemas of all tests.
+		goleak.IgnoreAnyFunction("github.com/jackc/pgx/v5/pgxpool.(*Pool).backgroundHealthCheck"))
 }
 
 var quiet = slog.New(slog.NewTextHandler(io.Discard, nil))

@@ -189,10 +189,10 @@ func testAFullQueueDrops(t *testing.T, node *rabbittest.Node) {
 	const n = 3 * limitedLength
 	for name, tt := range map[string]struct {
 		prefix, pattern string
-		dead            int
+		find            func(s *limitedShop, queue, dead string)
 	}{
-		"into the dead-letter queue": {"drop.", `^drop\..*(?<!\.dead)$`, n - limitedLength},
-		"for good":                   {"lose.", `^lose\.orders\.limited`, limitedLength},
+		"into the dead-letter queue": {"drop.", `^drop\..*(?<!\.dead)$`, func(s *limitedShop, queue, dead string) { s.awaitIn(n, queue, dead) }},
+		"for good":                   {"lose.", `^lose\.orders\.limited`, func(s *limitedShop, _, dead string) { s.awaitLength(limitedLength, dead) }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newLimitedShop(t, node, tt.prefix, tt.pattern, `,"overflow":"drop-head"`)
@@ -201,14 +201,42 @@ func testAFullQueueDrops(t *testing.T, node *rabbittest.Node) {
 			if got := s.length(s.queue("limited")); got != limitedLength {
 				t.Errorf("the queue has %d messages, want %d", got, limitedLength)
 			}
-			dead := s.queue("limited") + ".dead"
-			for deadline := time.Now().Add(patience); s.length(dead) != tt.dead; <-time.After(5 * time.Millisecond) {
-				if time.Now().After(deadline) {
-					t.Fatalf("the dead-letter queue has %d messages, want %d", s.length(dead), tt.dead)
-				}
-			}
+			tt.find(s, s.queue("limited"), s.queue("limited")+".dead")
 			s.replay(n)
 		})
+	}
+}
+
+// awaitLength waits until queue has n messages.
+func (s *limitedShop) awaitLength(n int, queue string) {
+	s.t.Helper()
+	for deadline := time.Now().Add(patience); s.length(queue) != n; <-time.After(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			s.t.Fatalf("%s has %d messages, want %d", queue, s.length(queue), n)
+		}
+	}
+}
+
+// awaitIn takes what comes out of the queues until it has n different messages. A message whose confirm was late is
+// published again, so that there may be more messages than that.
+func (s *limitedShop) awaitIn(n int, queues ...string) {
+	s.t.Helper()
+	ids := map[string]bool{}
+	for deadline := time.Now().Add(patience); len(ids) < n; <-time.After(5 * time.Millisecond) {
+		for _, queue := range queues {
+			for more := true; more; {
+				d, ok, err := s.ch.Get(queue, true)
+				if err != nil {
+					s.t.Fatal(err)
+				}
+				if more = ok; ok {
+					ids[d.MessageId] = true
+				}
+			}
+		}
+		if time.Now().After(deadline) {
+			s.t.Fatalf("%d different messages are in %q, want %d", len(ids), queues, n)
+		}
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -438,6 +439,39 @@ func TestPublishConcurrently(t *testing.T) {
 	for range 10 {
 		if err := <-done; err != nil {
 			t.Errorf("PublishBatch: %v", err)
+		}
+	}
+}
+
+// A countedConn counts the calls of Write.
+type countedConn struct {
+	net.Conn
+	writes *atomic.Int32
+}
+
+func (c countedConn) Write(b []byte) (int, error) {
+	c.writes.Add(1)
+	return c.Conn.Write(b)
+}
+
+// The messages of a batch cost one write to the socket, and so does one message.
+func TestABatchIsWrittenTogether(t *testing.T) {
+	t.Parallel()
+	var writes atomic.Int32
+	cfg := declared(t, "orders")
+	cfg.Connection.AmqpConfig = &amqp.Config{Dial: func(network, addr string) (net.Conn, error) {
+		socket, err := net.Dial(network, addr)
+		return countedConn{socket, &writes}, err
+	}}
+	pub := newPublisher(t, cfg, &rabbitmq.PublisherOptions{
+		Connection: rabbitmq.ConnectionOptions{Heartbeat: time.Hour}, // so that nothing else is written
+	})
+	mustPublish(t, pub, "orders", 1) // opens the channel
+	for _, n := range []int{1, 50} {
+		before := writes.Load()
+		mustPublish(t, pub, "orders", n)
+		if got := writes.Load() - before; got != 1 {
+			t.Errorf("a batch of %d messages took %d writes, want 1", n, got)
 		}
 	}
 }

@@ -8,13 +8,19 @@ import (
 )
 
 const (
-	// maxCollectedAcks is how many acks are sent together at most, or a quarter of the prefetch if
-	// that is less. Collected acks are no credit for the broker, which must not run out of it
-	// meanwhile.
+	// maxCollectedAcks is how many acks are sent together at most, or a quarter of the prefetch if that is less.
+	// The broker counts collected acks against the prefetch. So it can always send three quarters of the
+	// prefetch ahead.
 	maxCollectedAcks = 64
 
-	// ackDelay is how long an ack waits for others at most.
-	ackDelay = time.Millisecond
+	// ackDelay is how long an ack waits for others at most. At 60 messages a second that makes one ack of two,
+	// and each costs the broker a command in the log of the queue.
+	//
+	// A process that dies, or a connection that is lost, costs the acks of this time: up to maxCollectedAcks
+	// messages of a subscription are delivered again although they are settled, and a consumer's inbox finds
+	// them done. They are among the messages that the broker had sent ahead, all of which are delivered again
+	// and count for the queue's delivery limit.
+	ackDelay = 20 * time.Millisecond
 )
 
 // A settler is an [amqp091.Channel], as far as acks need one.
@@ -25,7 +31,8 @@ type settler interface {
 
 // acks tells the broker what became of the deliveries of one channel, and of no
 // other: it begins and ends with a consumer channel. Acks are collected, so that one frame
-// answers for all deliveries up to the first that is not settled.
+// answers for all deliveries up to the first that is not settled. They are sent when limit of
+// them are collected, when the first of them is delay old, before a nack, and before the channel is closed.
 //
 // Errors are not looked at: they mean that the channel is gone, and with it the
 // deliveries, which come again.
@@ -33,7 +40,7 @@ type acks struct {
 	channel settler
 	limit   int           // of collected acks
 	delay   time.Duration // of the first of them
-	pending chan struct{} // holds one: something was collected
+	overdue *time.Timer   // runs while acks are collected
 
 	// sending is held from deciding what to send until it is sent. Two frames
 	// that overtook each other could name a tag that is already settled, for
@@ -53,26 +60,21 @@ type untold struct {
 }
 
 func newAcks(channel settler, limit int, delay time.Duration) *acks {
-	return &acks{channel: channel, limit: limit, delay: delay, pending: make(chan struct{}, 1)}
+	a := &acks{channel: channel, limit: limit, delay: delay, overdue: time.NewTimer(delay)}
+	a.overdue.Stop()
+	return a
 }
 
 // ackLimit returns how many acks to collect where the broker sends prefetch
 // messages ahead of them.
 func ackLimit(prefetch int) int { return max(1, min(maxCollectedAcks, prefetch/4)) }
 
-// sendAcksUntil sends the collected acks after each delay, until gone is closed.
+// sendAcksUntil sends the collected acks whenever the first of them is delay old, until gone is closed.
 func (a *acks) sendAcksUntil(gone <-chan struct{}) {
-	timer := time.NewTimer(a.delay)
-	defer timer.Stop()
+	defer a.overdue.Stop()
 	for {
 		select {
-		case <-a.pending:
-		case <-gone:
-			return
-		}
-		timer.Reset(a.delay)
-		select {
-		case <-timer.C:
+		case <-a.overdue.C:
 			a.flushAcks()
 		case <-gone:
 			return
@@ -104,29 +106,34 @@ func (a *acks) countAcked() int {
 
 // collectAck collects the ack of tag, and sends all of them if they are many.
 func (a *acks) collectAck(tag uint64) {
-	a.mu.Lock()
-	if i, ok := a.findTag(tag); ok && !a.untold[i].acked {
-		a.untold[i].acked = true
-		a.collected++
-		a.total++
-	}
-	n := a.collected
-	a.mu.Unlock()
-	if n >= a.limit {
+	if a.addAck(tag) >= a.limit {
 		a.flushAcks()
-		return
-	}
-	select {
-	case a.pending <- struct{}{}:
-	default:
 	}
 }
 
-// sendNack gives tag back. Until that is sent tag counts as unsettled: an ack of
+// addAck notes that tag is acked, and returns how many acks are collected. The first starts the clock.
+func (a *acks) addAck(tag uint64) (collected int) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	i, ok := a.findTag(tag)
+	if !ok || a.untold[i].acked {
+		return a.collected
+	}
+	a.untold[i].acked = true
+	a.collected++
+	a.total++
+	if a.collected == 1 {
+		a.overdue.Reset(a.delay)
+	}
+	return a.collected
+}
+
+// sendNack gives tag back, after the collected acks. Until that is sent tag counts as unsettled: an ack of
 // several that was sent before would cover it, and the message be lost.
 func (a *acks) sendNack(tag uint64, requeue bool) {
 	a.sending.Lock()
 	defer a.sending.Unlock()
+	a.sendCollected()
 	_ = a.channel.Nack(tag, false, requeue)
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -139,6 +146,11 @@ func (a *acks) sendNack(tag uint64, requeue bool) {
 func (a *acks) flushAcks() {
 	a.sending.Lock()
 	defer a.sending.Unlock()
+	a.sendCollected()
+}
+
+// sendCollected sends the collected acks. The caller holds sending.
+func (a *acks) sendCollected() {
 	prefix, others := a.takeCollected()
 	if prefix != 0 {
 		_ = a.channel.Ack(prefix, true)
@@ -165,6 +177,7 @@ func (a *acks) takeCollected() (prefix uint64, others []uint64) {
 		}
 	}
 	a.untold, a.collected = rest, 0
+	a.overdue.Stop()
 	return prefix, others
 }
 

@@ -156,8 +156,9 @@ func NewSubscriber(cfg wamqp.Config, opts *SubscriberOptions) (*Subscriber, erro
 // acked: the subscription ends when all are, or after DrainTimeout; then the rest goes back. If
 // the process dies, the broker gives back everything not acked.
 //
-// Acks are collected for a millisecond at most and sent together; a process that
-// dies meanwhile gets those messages again. No more than Prefetch messages are in
+// Acks are collected for 20 ms at most and sent together, at once where they are a quarter of the
+// Prefetch or 64. If the process dies, or the connection is lost, meanwhile, those messages are
+// delivered again, like the messages in hand. No more than Prefetch messages are in
 // hand or waiting. After a lost channel the AMQP client may hold as many besides,
 // while their old copies are in hand.
 //
