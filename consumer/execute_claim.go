@@ -149,13 +149,8 @@ func (c *claimer) openTransaction(ctx context.Context, conn *pgx.Conn, attempts 
 	b := &pgx.Batch{}
 	b.BeginTx(readCommitted)
 	inserted := c.queueClaims(b, attempts)
-	alone := len(attempts) == 1
-	if alone {
-		b.Queue(c.sql.lockOlder, attempts[0].identity()...).Query(attempts[0].readFound)
-	}
-	c.queueHorizon(b, attempts)
 	var xid uint32
-	b.Queue(c.sql.openClaims, milliseconds(idleLimit(attempts))).QueryRow(func(row pgx.Row) error { return row.Scan(&xid, nil) })
+	c.queueOpening(b, attempts, &xid)
 	c.queueBehind(b, attempts)
 	b.Queue("SAVEPOINT " + savepointFor(attempts))
 	results := conn.SendBatch(ctx, b)
@@ -256,14 +251,6 @@ func (c *claimer) lockExistingRows(ctx context.Context, tx pgx.Tx, attempts []*a
 	return nil
 }
 
-func (a *attempt) readFound(rows pgx.Rows) error {
-	_, err := pgx.ForEachRow(rows, a.found.columns(), func() error {
-		a.older = true
-		return nil
-	})
-	return err
-}
-
 // columns are the scan targets for a row's state, counts and digests.
 func (c *cell) columns() []any {
 	return []any{&c.state, &c.attempts, &c.undoAttempts, &c.digest, &c.undoDigest}
@@ -322,21 +309,51 @@ func idleLimit(attempts []*attempt) time.Duration {
 
 func milliseconds(d time.Duration) string { return strconv.FormatInt(d.Milliseconds(), 10) }
 
-// queueHorizon reads the horizon after the claims in b.
-func (c *claimer) queueHorizon(b *pgx.Batch, attempts []*attempt) {
-	b.Queue(c.retention.readHorizon).QueryRow(func(row pgx.Row) error {
-		horizon, err := scanHorizon(row)
-		for _, a := range attempts {
-			a.found.horizon = horizon
-		}
-		return err
-	})
+// queueOpening reads the transaction's number and the horizon after the claims in b. For one attempt it also locks the
+// row that existed before.
+func (c *claimer) queueOpening(b *pgx.Batch, attempts []*attempt, xid *uint32) {
+	limit := milliseconds(idleLimit(attempts))
+	if len(attempts) > 1 {
+		b.Queue(c.sql.openClaims, limit).QueryRow(func(row pgx.Row) error { return noteHorizon(row, attempts, xid, nil) })
+		return
+	}
+	a := attempts[0]
+	b.Queue(c.sql.openClaim, append(a.identity(), limit)...).QueryRow(func(row pgx.Row) error { return a.readOpening(row, xid) })
 }
 
-// scanHorizon reads the answer of inbox.SQLReadHorizon.
-func scanHorizon(row pgx.Row) (time.Time, error) {
+// readOpening reads the answer of sqlOpenClaim.
+func (a *attempt) readOpening(row pgx.Row, xid *uint32) error {
+	var found *state
+	var attempts, undoAttempts *int
+	var digest, undoDigest []byte
+	err := noteHorizon(row, []*attempt{a}, xid, nil, &found, &attempts, &undoAttempts, &digest, &undoDigest)
+	if err != nil || found == nil {
+		return err
+	}
+	a.older = true
+	a.found = cell{*found, *attempts, *undoAttempts, digest, undoDigest, a.found.horizon}
+	return nil
+}
+
+// queueHorizon reads the horizon after the locks in b.
+func (c *claimer) queueHorizon(b *pgx.Batch, attempts []*attempt) {
+	b.Queue(c.retention.readHorizon).QueryRow(func(row pgx.Row) error { return noteHorizon(row, attempts) })
+}
+
+// noteHorizon reads a row that begins with the horizon. It scans the other columns into others.
+func noteHorizon(row pgx.Row, attempts []*attempt, others ...any) error {
+	horizon, err := scanHorizon(row, others...)
+	for _, a := range attempts {
+		a.found.horizon = horizon
+	}
+	return err
+}
+
+// scanHorizon reads a row of inbox_horizon that begins with the horizon, as that of inbox.SQLReadHorizon does. It scans
+// the other columns into others.
+func scanHorizon(row pgx.Row, others ...any) (time.Time, error) {
 	var horizon *time.Time
-	err := row.Scan(&horizon)
+	err := row.Scan(append([]any{&horizon}, others...)...)
 	if errors.Is(err, pgx.ErrNoRows) {
 		err = errors.New("table inbox_horizon is empty")
 	}
