@@ -152,7 +152,9 @@ func (c *claimer) openTransaction(ctx context.Context, conn *pgx.Conn, attempts 
 	var xid uint32
 	c.queueOpening(b, attempts, &xid)
 	c.queueBehind(b, attempts)
-	b.Queue("SAVEPOINT " + savepointFor(attempts))
+	if savepoint := savepointFor(attempts); savepoint != "" {
+		b.Queue("SAVEPOINT " + savepoint)
+	}
 	results := conn.SendBatch(ctx, b)
 	err := results.Close()
 	if err != nil {
@@ -170,12 +172,16 @@ func (c *claimer) openTransaction(ctx context.Context, conn *pgx.Conn, attempts 
 	return tx, nil
 }
 
-// savepointFor returns the savepoint that openTransaction sets for attempts.
+// savepointFor returns the savepoint that openTransaction sets for attempts. The transaction of an Effect needs none: it
+// ends before the call, and no handler is entered in it.
 func savepointFor(attempts []*attempt) string {
-	if len(attempts) == 1 {
-		return stepSavepoint
+	switch {
+	case len(attempts) > 1:
+		return batchSavepoint
+	case attempts[0].input.effect != nil:
+		return ""
 	}
-	return batchSavepoint
+	return stepSavepoint
 }
 
 // queueClaims inserts the rows as if the steps had already succeeded. It inserts in the order of identities, so that
