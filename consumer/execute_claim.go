@@ -139,8 +139,8 @@ type claimer struct {
 }
 
 // openTransaction begins a transaction on conn and claims the rows of attempts, which belong to different steps. It
-// needs one round trip, or two if several rows exist already. Afterwards each attempt has its claim. A savepoint
-// follows the claims, to which a failure rolls back.
+// needs one round trip, or two if one of several rows exists already. Afterwards each attempt has its claim. A savepoint
+// follows the claims, to which a failure rolls back, unless no handler will be entered: see savepointFor.
 func (c *claimer) openTransaction(ctx context.Context, conn *pgx.Conn, attempts []*attempt) (pgx.Tx, error) {
 	for _, a := range attempts {
 		a.claim = claim{xid: a.xid} // recordLostAttempt reopens by the last xid if this transaction cannot be opened
