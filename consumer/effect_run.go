@@ -311,7 +311,7 @@ func (e *effects) recordResult(ctx context.Context, a *attempt, result any) erro
 		}
 		r := a.withRecord(result)
 		defer func() { a.watch, a.emitted = r.watch, r.emitted }()
-		if err := e.handlers.enterHandler(ctx, tx.Conn(), tx, r); err != nil {
+		if err := e.handlers.enterAlone(ctx, tx, r); err != nil {
 			return err
 		}
 		return e.settler.commitSuccess(ctx, tx, r)

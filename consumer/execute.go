@@ -47,7 +47,7 @@ type attempt struct {
 	recorded  int   // attempts that an earlier transaction tried to record with cause; it may have failed
 	counted   bool  // the coming entry into the handler is already counted in the database
 	barred    bool  // that entry does not happen: MaxAttempts are used up
-	direct    bool  // in a batch: the handler has used the transaction, behind a savepoint
+	direct    bool  // the handler has used the transaction; in a batch: behind a savepoint of its own
 	bodyTaken bool  // a handler had the decoded body, and may have changed it
 	leaked    bool  // the handler may have committed the claim by ending the transaction; it is to be reopened
 
@@ -390,7 +390,7 @@ func (x *executor) runTransaction(ctx context.Context, a *attempt) error {
 
 // runHandler enters the handler, records under the row's lock how that ended, and commits.
 func (x *executor) runHandler(ctx context.Context, tx pgx.Tx, a *attempt) error {
-	err := x.handlers.enterHandler(ctx, tx.Conn(), tx, a)
+	err := x.handlers.enterAlone(ctx, tx, a)
 	if err == nil {
 		err = x.settler.commitSuccess(ctx, tx, a)
 	}

@@ -139,8 +139,8 @@ type claimer struct {
 }
 
 // openTransaction begins a transaction on conn and claims the rows of attempts, which belong to different steps. It
-// needs one round trip, or two if several rows exist already. Afterwards each attempt has its claim. A savepoint
-// follows the claims, to which a failure rolls back.
+// needs one round trip, or two if one of several rows exists already. Afterwards each attempt has its claim. A savepoint
+// follows the claims, to which a failure rolls back, unless no handler will be entered: see savepointFor.
 func (c *claimer) openTransaction(ctx context.Context, conn *pgx.Conn, attempts []*attempt) (pgx.Tx, error) {
 	for _, a := range attempts {
 		a.claim = claim{xid: a.xid} // recordLostAttempt reopens by the last xid if this transaction cannot be opened
@@ -149,15 +149,12 @@ func (c *claimer) openTransaction(ctx context.Context, conn *pgx.Conn, attempts 
 	b := &pgx.Batch{}
 	b.BeginTx(readCommitted)
 	inserted := c.queueClaims(b, attempts)
-	alone := len(attempts) == 1
-	if alone {
-		b.Queue(c.sql.lockOlder, attempts[0].identity()...).Query(attempts[0].readFound)
-	}
-	c.queueHorizon(b, attempts)
 	var xid uint32
-	b.Queue(c.sql.openClaims, milliseconds(idleLimit(attempts))).QueryRow(func(row pgx.Row) error { return row.Scan(&xid, nil) })
+	c.queueOpening(b, attempts, &xid)
 	c.queueBehind(b, attempts)
-	b.Queue("SAVEPOINT " + savepointFor(attempts))
+	if savepoint := savepointFor(attempts); savepoint != "" {
+		b.Queue("SAVEPOINT " + savepoint)
+	}
 	results := conn.SendBatch(ctx, b)
 	err := results.Close()
 	if err != nil {
@@ -175,12 +172,16 @@ func (c *claimer) openTransaction(ctx context.Context, conn *pgx.Conn, attempts 
 	return tx, nil
 }
 
-// savepointFor returns the savepoint that openTransaction sets for attempts.
+// savepointFor returns the savepoint that openTransaction sets for attempts. The transaction of an Effect needs none: it
+// ends before the call, and no handler is entered in it.
 func savepointFor(attempts []*attempt) string {
-	if len(attempts) == 1 {
-		return stepSavepoint
+	switch {
+	case len(attempts) > 1:
+		return batchSavepoint
+	case attempts[0].input.effect != nil:
+		return ""
 	}
-	return batchSavepoint
+	return stepSavepoint
 }
 
 // queueClaims inserts the rows as if the steps had already succeeded. It inserts in the order of identities, so that
@@ -256,14 +257,6 @@ func (c *claimer) lockExistingRows(ctx context.Context, tx pgx.Tx, attempts []*a
 	return nil
 }
 
-func (a *attempt) readFound(rows pgx.Rows) error {
-	_, err := pgx.ForEachRow(rows, a.found.columns(), func() error {
-		a.older = true
-		return nil
-	})
-	return err
-}
-
 // columns are the scan targets for a row's state, counts and digests.
 func (c *cell) columns() []any {
 	return []any{&c.state, &c.attempts, &c.undoAttempts, &c.digest, &c.undoDigest}
@@ -322,21 +315,51 @@ func idleLimit(attempts []*attempt) time.Duration {
 
 func milliseconds(d time.Duration) string { return strconv.FormatInt(d.Milliseconds(), 10) }
 
-// queueHorizon reads the horizon after the claims in b.
-func (c *claimer) queueHorizon(b *pgx.Batch, attempts []*attempt) {
-	b.Queue(c.retention.readHorizon).QueryRow(func(row pgx.Row) error {
-		horizon, err := scanHorizon(row)
-		for _, a := range attempts {
-			a.found.horizon = horizon
-		}
-		return err
-	})
+// queueOpening reads the transaction's number and the horizon after the claims in b. For one attempt it also locks the
+// row that existed before.
+func (c *claimer) queueOpening(b *pgx.Batch, attempts []*attempt, xid *uint32) {
+	limit := milliseconds(idleLimit(attempts))
+	if len(attempts) > 1 {
+		b.Queue(c.sql.openClaims, limit).QueryRow(func(row pgx.Row) error { return noteHorizon(row, attempts, xid, nil) })
+		return
+	}
+	a := attempts[0]
+	b.Queue(c.sql.openClaim, append(a.identity(), limit)...).QueryRow(func(row pgx.Row) error { return a.readOpening(row, xid) })
 }
 
-// scanHorizon reads the answer of inbox.SQLReadHorizon.
-func scanHorizon(row pgx.Row) (time.Time, error) {
+// readOpening reads the answer of sqlOpenClaim.
+func (a *attempt) readOpening(row pgx.Row, xid *uint32) error {
+	var found *state
+	var attempts, undoAttempts *int
+	var digest, undoDigest []byte
+	err := noteHorizon(row, []*attempt{a}, xid, nil, &found, &attempts, &undoAttempts, &digest, &undoDigest)
+	if err != nil || found == nil {
+		return err
+	}
+	a.older = true
+	a.found = cell{*found, *attempts, *undoAttempts, digest, undoDigest, a.found.horizon}
+	return nil
+}
+
+// queueHorizon reads the horizon after the locks in b.
+func (c *claimer) queueHorizon(b *pgx.Batch, attempts []*attempt) {
+	b.Queue(c.retention.readHorizon).QueryRow(func(row pgx.Row) error { return noteHorizon(row, attempts) })
+}
+
+// noteHorizon reads a row that begins with the horizon. It scans the other columns into others.
+func noteHorizon(row pgx.Row, attempts []*attempt, others ...any) error {
+	horizon, err := scanHorizon(row, others...)
+	for _, a := range attempts {
+		a.found.horizon = horizon
+	}
+	return err
+}
+
+// scanHorizon reads a row of inbox_horizon that begins with the horizon, as that of inbox.SQLReadHorizon does. It scans
+// the other columns into others.
+func scanHorizon(row pgx.Row, others ...any) (time.Time, error) {
 	var horizon *time.Time
-	err := row.Scan(&horizon)
+	err := row.Scan(append([]any{&horizon}, others...)...)
 	if errors.Is(err, pgx.ErrNoRows) {
 		err = errors.New("table inbox_horizon is empty")
 	}

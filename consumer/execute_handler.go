@@ -13,6 +13,7 @@ import (
 	"github.com/sagamill/sagamill/internal/cleantext"
 	"github.com/sagamill/sagamill/internal/failpoint"
 	"github.com/sagamill/sagamill/internal/flow"
+	"github.com/sagamill/sagamill/internal/lazytx"
 	"github.com/sagamill/sagamill/internal/traceheader"
 	"github.com/sagamill/sagamill/internal/txguard"
 	"github.com/sagamill/sagamill/outbox"
@@ -20,6 +21,16 @@ import (
 
 // handlers enters handlers and reports each entry.
 type handlers struct{ reporter *reporter }
+
+// enterAlone calls the handler of an attempt that has tx to itself, and notes whether the handler has used tx. From
+// then on the handler cannot use it any more, unless it has the bare connection.
+func (h *handlers) enterAlone(ctx context.Context, tx pgx.Tx, a *attempt) error {
+	part := lazytx.Part(tx)
+	err := h.enterHandler(ctx, tx.Conn(), part.Holder(), a)
+	part.End()
+	a.direct = part.Began()
+	return err
+}
 
 // enterHandler calls the handler with tx, which is on conn.
 func (h *handlers) enterHandler(ctx context.Context, conn *pgx.Conn, tx pgx.Tx, a *attempt) (err error) {

@@ -65,9 +65,36 @@ func TestRunHandlesDeliveriesAndParkedMessages(t *testing.T) {
 }
 
 // Six instances, every message five times, and a handler that always fails:
-// the limit is over all of them.
+// the limit is over all of them. A savepoint must hold the row's lock whatever
+// the handler fails by.
 func TestTheBudgetHoldsOverManyInstances(t *testing.T) {
 	t.Parallel()
+	for name, fail := range map[string]Handler[payment]{
+		"a returned error": func(context.Context, pgx.Tx, Message[payment], Emit) error { return errors.New("not now") },
+		"a direct statement": func(ctx context.Context, tx pgx.Tx, _ Message[payment], _ Emit) error {
+			_, err := tx.Exec(ctx, "SELECT 1/($1::integer - 1)", 1)
+			return err
+		},
+		"a queued statement": func(_ context.Context, _ pgx.Tx, in Message[payment], _ Emit) error {
+			in.Queue("SELECT 1/($1::integer - 1)", 1)
+			return nil
+		},
+		"a queued statement that cannot be prepared": func(_ context.Context, _ pgx.Tx, in Message[payment], _ Emit) error {
+			in.Queue("SELECT nothing FROM nowhere")
+			return nil
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			exhaustBudget(t, fail)
+		})
+	}
+}
+
+// exhaustBudget delivers copies of messages to several instances until all are dead letters, and compares the entries
+// into fail with the budget.
+func exhaustBudget(t *testing.T, fail Handler[payment]) {
+	t.Helper()
 	f := newFixture(t)
 	const instances, keys, copies, budget = 6, 5, 5, 3
 	var entries atomic.Int32
@@ -75,7 +102,10 @@ func TestTheBudgetHoldsOverManyInstances(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	var consumers []*Consumer
 	for range instances {
-		step := f.step(f.failing(1<<30, "paid", &entries), nil)
+		step := f.step(func(ctx context.Context, tx pgx.Tx, in Message[payment], emit Emit) error {
+			entries.Add(1)
+			return fail(ctx, tx, in, emit)
+		}, nil)
 		step.MaxAttempts = budget
 		c := f.consumer(t, Options{Lanes: 2, ParkedWorkers: 2}, step)
 		c.signals.settled.Enable()

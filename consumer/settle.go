@@ -36,6 +36,9 @@ func (s *settler) commitSuccess(ctx context.Context, tx pgx.Tx, a *attempt) erro
 	if err := s.queueEmitted(last, a.emitted); err != nil {
 		return err
 	}
+	if !a.direct { // it could not end the transaction
+		return s.database.commit(ctx, tx, last, "")
+	}
 	return s.database.commit(ctx, tx, last, stepSavepoint)
 }
 

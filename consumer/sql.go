@@ -18,15 +18,34 @@ INSERT INTO {schema}.inbox (scope, key, step, n, state, attempts, digest, undo_d
 SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::integer[], $7::bytea[], $8::bytea[])
 ON CONFLICT (scope, key, step, n) DO NOTHING`
 
-// sqlLockOlder locks the row that kept sqlClaimOne from inserting, and reads its state. It does not return a row
-// that this transaction has inserted.
-const sqlLockOlder = `
-SELECT state, attempts, undo_attempts, digest, undo_digest
-FROM {schema}.inbox
-WHERE scope = $1 AND key = $2 AND step = $3 AND n = $4 AND xmin <> pg_current_xact_id()::xid
-FOR UPDATE`
+// sqlOpenClaim follows sqlClaimOne. It limits how long the transaction may be idle, as sqlLimitIdle does, and reads
+// the transaction's number, which is the xmin of a row that it has inserted. It locks the row that kept sqlClaimOne
+// from inserting and reads its state, and the horizon of the inbox. It does not return a row that this transaction
+// has inserted: the columns of the state are null then, as they are if a sweeper has removed the row since.
+//
+// The snapshot of this statement is older than the lock that it may wait for. The horizon counts only for a step
+// whose row is absent or open, and for those it is as good as one that is read after the lock. A sweeper commits the
+// horizon before it removes rows:
+//
+//   - The row was absent. sqlClaimOne has inserted it, after each removal of an earlier row of the step had
+//     committed, and before this snapshot was taken.
+//   - The row is open. This snapshot sees a version of it, so the row was inserted before, behind each removal of an
+//     earlier row. If another transaction changes the row during the wait, its newest version is locked, which is
+//     still the same row.
+//   - The row is removed during the wait. A row that is inserted after that is invisible to this snapshot: there is
+//     none to lock, and the attempt begins anew (errVanished).
+const sqlOpenClaim = `
+SELECT nullif(h.swept_before, '-infinity'), pg_current_xact_id()::xid,
+	set_config('idle_in_transaction_session_timeout', $5, true),
+	i.state, i.attempts, i.undo_attempts, i.digest, i.undo_digest
+FROM {schema}.inbox_horizon AS h
+LEFT JOIN (
+	SELECT state, attempts, undo_attempts, digest, undo_digest
+	FROM {schema}.inbox
+	WHERE scope = $1 AND key = $2 AND step = $3 AND n = $4 AND xmin <> pg_current_xact_id()::xid
+	FOR UPDATE) AS i ON true`
 
-// sqlLockMany is sqlLockOlder for several steps, in the order of the arrays. A subquery that locks is not merged
+// sqlLockMany locks the rows that kept sqlClaimMany from inserting, in the order of the arrays. A subquery that locks is not merged
 // into the join: each row is found by the primary key and locked before the next is searched. A transaction that
 // waits here has locked rows that sort before, and rows that it has inserted itself. No transaction that has come this
 // far waits for those.
@@ -64,9 +83,13 @@ FOR UPDATE SKIP LOCKED`
 // sqlLimitIdle frees the row's lock if this process hangs while it holds it. The setting ends with the transaction.
 const sqlLimitIdle = `SELECT set_config('idle_in_transaction_session_timeout', $1, true)`
 
-// sqlOpenClaims is sqlLimitIdle for the transaction of claims. It also reads the transaction's number, which is the
-// xmin of the rows that the transaction has inserted.
-const sqlOpenClaims = `SELECT pg_current_xact_id()::xid, set_config('idle_in_transaction_session_timeout', $1, true)`
+// sqlOpenClaims is sqlOpenClaim for several steps, without the locks: it is the horizon of those whose rows were
+// absent. sqlLockMany may find a row that was inserted after this statement, behind a later horizon, which is
+// therefore read again after it.
+const sqlOpenClaims = `
+SELECT nullif(swept_before, '-infinity'), pg_current_xact_id()::xid,
+	set_config('idle_in_transaction_session_timeout', $1, true)
+FROM {schema}.inbox_horizon`
 
 // sqlMoveStep records a transition, under the row's lock. A digest that is null leaves the recorded one as it is.
 const sqlMoveStep = `
@@ -212,7 +235,7 @@ SET attempts = attempts + 1
 WHERE scope = $1 AND key = $2 AND step = $3 AND n = $4 AND kind = $5 AND state = 'retrying'`
 
 type queries struct {
-	claimOne, claimMany, lockOlder, lockMany, unclaim, reopen, readBehind, readAttempts string
+	claimOne, claimMany, openClaim, lockMany, unclaim, reopen, readBehind, readAttempts string
 	claimStep, lockStep, tryLockStep, openClaims, limitIdle, moveStep, handBack         string
 	countAction, countCompensation                                                      string
 	park, bury, nextDue, takeParked, lockParked                                         string
@@ -224,9 +247,9 @@ type queries struct {
 func newQueries(schema string) queries {
 	bind := func(statement string) string { return sqlschema.Bind(schema, statement) }
 	return queries{
-		claimOne: bind(sqlClaimOne), claimMany: bind(sqlClaimMany), lockOlder: bind(sqlLockOlder), lockMany: bind(sqlLockMany),
+		claimOne: bind(sqlClaimOne), claimMany: bind(sqlClaimMany), openClaim: bind(sqlOpenClaim), lockMany: bind(sqlLockMany),
 		unclaim: bind(sqlUnclaim), reopen: bind(sqlReopen), readBehind: bind(sqlReadBehind), readAttempts: bind(sqlReadAttempts),
-		claimStep: bind(sqlClaimStep), lockStep: bind(sqlLockStep), tryLockStep: bind(sqlTryLockStep), handBack: bind(sqlHandBack), openClaims: sqlOpenClaims, limitIdle: sqlLimitIdle, moveStep: bind(sqlMoveStep),
+		claimStep: bind(sqlClaimStep), lockStep: bind(sqlLockStep), tryLockStep: bind(sqlTryLockStep), handBack: bind(sqlHandBack), openClaims: bind(sqlOpenClaims), limitIdle: sqlLimitIdle, moveStep: bind(sqlMoveStep),
 		countAction: bind(sqlCountAction), countCompensation: bind(sqlCountCompensation),
 		park: bind(sqlPark), bury: bind(sqlBury), nextDue: bind(sqlNextDue), takeParked: bind(sqlTakeParked), lockParked: bind(sqlLockParked),
 		deleteParked: bind(sqlDeleteParked), cancelParked: bind(sqlCancelParked), repark: bind(sqlRepark), countParked: bind(sqlCountParked),

@@ -83,6 +83,75 @@ func TestARowGoesWhileItIsClaimed(t *testing.T) {
 	}
 }
 
+// An open row that another transaction holds while it is claimed is locked in its newest version, and is subject to
+// the horizon from before it.
+func TestARowMovesWhileItIsClaimed(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		move string
+		want stored
+	}{
+		"it stays":                 {"SELECT", stored{Row: "done 3 0", Effects: "paid k 1"}},
+		"another entry is counted": {"UPDATE {schema}.inbox SET attempts = attempts + 1", stored{Row: "done 4 0", Effects: "paid k 1"}},
+		"it is done":               {"UPDATE {schema}.inbox SET state = 'done', digest = sha256('')", stored{Row: "done 2 0", Parked: "dead action key-reused 0"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFixture(t)
+			c := f.consumer(t, Options{}, f.step(f.effect("paid"), nil))
+			f.exec(t, "INSERT INTO {schema}.inbox (scope, key, step, n, state, attempts) VALUES ('tenant', 'k', 'process-payment', '', 'open', 2)")
+			other, err := f.pool.Begin(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = other.Rollback(context.Background()) }()
+			in := func(statement string) {
+				if _, err := other.Exec(t.Context(), strings.ReplaceAll(statement, "{schema}", f.schema)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			in("SELECT FROM {schema}.inbox FOR UPDATE")
+			handled := make(chan error, 1)
+			go func() { handled <- c.Handle(t.Context(), "pay", sent(day, act("k"))) }()
+			f.waitBlocked(t, "FOR UPDATE")
+			f.exec(t, "UPDATE {schema}.inbox_horizon SET swept_before = clock_timestamp()")
+			in(tt.move)
+			if err := other.Commit(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if err := <-handled; err != nil {
+				t.Error(err)
+			}
+			compareStored(t, tt.want, stored{Row: f.row(t), Parked: f.parked(t), Effects: f.effects(t)})
+		})
+	}
+}
+
+// A claim without a horizon, alone and in a batch, says which table is empty.
+func TestAClaimNeedsAHorizon(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	c := f.consumer(t, Options{}, f.step(f.effect("paid"), nil))
+	f.exec(t, "DELETE FROM {schema}.inbox_horizon")
+	for _, keys := range [][]string{{"k"}, {"k", "l"}} {
+		var attempts []*attempt
+		for _, key := range keys {
+			m, rejected, err := c.receiver.receive("pay", act(key))
+			if rejected != nil || err != nil {
+				t.Fatal(rejected, err)
+			}
+			attempts = append(attempts, newAttempt(m))
+		}
+		err := c.executor.database.withConnection(t.Context(), func(conn *pgx.Conn) error {
+			_, err := c.executor.claimer.openTransaction(t.Context(), conn, attempts)
+			return err
+		})
+		if err == nil || !strings.Contains(err.Error(), "table inbox_horizon is empty") {
+			t.Errorf("%d claims: %v, want an error that names inbox_horizon", len(keys), err)
+		}
+	}
+}
+
 // consumersPool makes another pool the fixture's.
 func (f *fixture) consumersPool(t *testing.T, config *pgxpool.Config) {
 	t.Helper()

@@ -58,6 +58,6 @@ func HeaderColumns(metadata map[string]string, skip string) (names, values [][]b
 }
 
 // SQLReadHorizon reads how far the inbox has been swept, null for never. In READ COMMITTED it
-// must be a statement of its own behind the claim: a transaction that finds a row absent
+// must be read by a statement behind the claim: a transaction that finds a row absent
 // because a sweeper has removed it then sees the horizon that the sweeper raised before.
 const SQLReadHorizon = `SELECT nullif(swept_before, '-infinity') FROM {schema}.inbox_horizon`

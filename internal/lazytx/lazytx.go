@@ -21,8 +21,8 @@ import (
 type Tx struct {
 	conn    *pgx.Conn // nil: that of outer
 	options pgx.TxOptions
-	opening func(*pgx.Batch)
-	outer   pgx.Tx // of which it is a part; nil: it is one itself
+	opening func(*pgx.Batch) // nil: of a part without a savepoint
+	outer   pgx.Tx           // of which it is a part; nil: it is one itself
 
 	mu    sync.Mutex // held while it opens or ends
 	real  pgx.Tx     // nil until it has begun
@@ -47,6 +47,10 @@ func New(conn *pgx.Conn, options pgx.TxOptions, opening func(*pgx.Batch)) *Tx {
 func Nested(outer pgx.Tx, savepoint string) *Tx {
 	return &Tx{outer: outer, opening: func(b *pgx.Batch) { b.Queue("SAVEPOINT " + savepoint) }}
 }
+
+// Part returns a part of outer, a transaction that has begun, without a savepoint: its holder's statements go straight
+// to outer. Began tells whether the holder has used it.
+func Part(outer pgx.Tx) *Tx { return &Tx{outer: outer} }
 
 // Began reports whether the transaction has begun on the server. It may be over.
 func (t *Tx) Began() bool {
@@ -212,7 +216,7 @@ func (t *Tx) endCall() {
 
 // openLocked is called with mu held.
 func (t *Tx) openLocked(ctx context.Context) (pgx.Tx, error) {
-	if t.real != nil || t.err != nil {
+	if t.passThrough() || t.real != nil || t.err != nil {
 		return t.real, t.err
 	}
 	br, err := t.sendOpening(ctx, func(*pgx.Batch) {})
@@ -223,6 +227,15 @@ func (t *Tx) openLocked(ctx context.Context) (pgx.Tx, error) {
 		t.err = err
 	}
 	return t.real, err
+}
+
+// passThrough begins a part without a savepoint, which needs no statement. It is called with mu held.
+func (t *Tx) passThrough() bool {
+	if t.outer == nil || t.opening != nil || t.err != nil {
+		return false
+	}
+	t.real = t.outer
+	return true
 }
 
 // sendOpening sends the opening statements and those that add queues, and reads the
@@ -287,7 +300,7 @@ func (t *Tx) txConn() *pgx.Conn {
 func (t *Tx) startWith(ctx context.Context, together bool, add func(*pgx.Batch)) (pgx.BatchResults, pgx.Tx, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.real != nil || t.err != nil {
+	if t.passThrough() || t.real != nil || t.err != nil {
 		return nil, t.real, t.err
 	}
 	if together {

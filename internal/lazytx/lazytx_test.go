@@ -221,6 +221,36 @@ func TestFirstStatement(t *testing.T) {
 	}
 }
 
+// A part without a savepoint knows whether its holder has used it, and lets the holder do nothing once it is over.
+func TestPart(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t, pgx.QueryExecModeCacheStatement)
+	for name, first := range f.firsts() {
+		f.renew()
+		if err := f.Open(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		unused, used, over := Part(f.Holder()), Part(f.Holder()), Part(f.Holder())
+		if !unused.End() || unused.Began() {
+			t.Errorf("%s: a part that nobody used has begun: %t", name, unused.Began())
+		}
+		if err := first(t.Context(), used.Holder()); err != nil || !used.Began() {
+			t.Errorf("%s: %v, begun: %t", name, err, used.Began())
+		}
+		over.End()
+		if err := first(t.Context(), over.Holder()); name != "Conn" && !errors.Is(err, pgx.ErrTxClosed) || over.Began() {
+			t.Errorf("%s of a part that is over: %v, begun: %t", name, err, over.Began())
+		}
+		if name == "Conn" {
+			f.conn = f.another() // it was closed: nothing outside of the part must be handed out
+			continue
+		}
+		if err := f.Commit(t.Context(), func(b *pgx.Batch, _ string) { b.Queue("DELETE FROM "+f.table+" WHERE n = $1", 1) }); err != nil {
+			t.Errorf("%s: Commit: %v", name, err)
+		}
+	}
+}
+
 // Where the transaction is refused while it opens, nothing that the holder asks
 // for has an effect, and all of it returns the reason.
 func TestRefused(t *testing.T) {

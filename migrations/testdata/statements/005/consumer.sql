@@ -99,12 +99,6 @@ CROSS JOIN LATERAL (
 	FROM {schema}.inbox
 	WHERE scope = a.scope AND key = a.key AND step = a.step AND n = a.n AND xmin <> pg_current_xact_id()::xid
 	FOR UPDATE) i
----- queries.lockOlder
-
-SELECT state, attempts, undo_attempts, digest, undo_digest
-FROM {schema}.inbox
-WHERE scope = $1 AND key = $2 AND step = $3 AND n = $4 AND xmin <> pg_current_xact_id()::xid
-FOR UPDATE
 ---- queries.lockParked
 
 SELECT true FROM {schema}.parked
@@ -131,8 +125,22 @@ WHERE id = $1 AND attempts = $2 AND state = 'retrying' AND kind = 'unknown'
 
 SELECT (SELECT extract(epoch FROM due_at - statement_timestamp())::float8 FROM {schema}.parked
 	WHERE state = 'retrying' ORDER BY due_at LIMIT 1)
+---- queries.openClaim
+
+SELECT nullif(h.swept_before, '-infinity'), pg_current_xact_id()::xid,
+	set_config('idle_in_transaction_session_timeout', $5, true),
+	i.state, i.attempts, i.undo_attempts, i.digest, i.undo_digest
+FROM {schema}.inbox_horizon AS h
+LEFT JOIN (
+	SELECT state, attempts, undo_attempts, digest, undo_digest
+	FROM {schema}.inbox
+	WHERE scope = $1 AND key = $2 AND step = $3 AND n = $4 AND xmin <> pg_current_xact_id()::xid
+	FOR UPDATE) AS i ON true
 ---- queries.openClaims
-SELECT pg_current_xact_id()::xid, set_config('idle_in_transaction_session_timeout', $1, true)
+
+SELECT nullif(swept_before, '-infinity'), pg_current_xact_id()::xid,
+	set_config('idle_in_transaction_session_timeout', $1, true)
+FROM {schema}.inbox_horizon
 ---- queries.park
 
 INSERT INTO {schema}.parked (state, kind, scope, key, step, n, topic, message_id, header_names, header_values, payload,
