@@ -75,6 +75,18 @@ func TestTheBudgetHoldsOverManyInstances(t *testing.T) {
 			_, err := tx.Exec(ctx, "SELECT 1/($1::integer - 1)", 1)
 			return err
 		},
+		"a direct statement that cannot be prepared": func(ctx context.Context, tx pgx.Tx, in Message[payment], _ Emit) error {
+			_, err := tx.Exec(ctx, "INSERT INTO nowhere VALUES ($1)", in.Key)
+			return err
+		},
+		"a query that cannot be prepared": func(ctx context.Context, tx pgx.Tx, in Message[payment], _ Emit) error {
+			return tx.QueryRow(ctx, "SELECT nothing FROM nowhere WHERE key = $1", in.Key).Scan(new(int))
+		},
+		"a batch that cannot be prepared": func(ctx context.Context, tx pgx.Tx, in Message[payment], _ Emit) error {
+			b := &pgx.Batch{}
+			b.Queue("INSERT INTO nowhere VALUES ($1)", in.Key)
+			return tx.SendBatch(ctx, b).Close()
+		},
 		"a queued statement": func(_ context.Context, _ pgx.Tx, in Message[payment], _ Emit) error {
 			in.Queue("SELECT 1/($1::integer - 1)", 1)
 			return nil

@@ -25,12 +25,15 @@ func (h *holder) Exec(ctx context.Context, sql string, args ...any) (pgconn.Comm
 		return pgconn.CommandTag{}, err
 	}
 	defer h.t.endCall()
-	br, tx, err := h.t.startWith(ctx, len(args) > 0 && queueable(args), func(b *pgx.Batch) { b.Queue(sql, args...) })
+	together := len(args) > 0 && queueable(args) && h.t.mayFollowOpening(sql)
+	br, tx, err := h.t.startWith(ctx, together, func(b *pgx.Batch) { b.Queue(sql, args...) })
 	switch {
 	case err != nil:
 		return pgconn.CommandTag{}, err
 	case br == nil:
-		return tx.Exec(ctx, sql, args...)
+		tag, err := tx.Exec(ctx, sql, args...)
+		h.t.noteExecuted(sql, err)
+		return tag, err
 	}
 	tag, err := br.Exec()
 	if closeErr := br.Close(); err == nil {
@@ -44,12 +47,15 @@ func (h *holder) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, 
 		return failedRows(err)
 	}
 	defer h.t.endCall()
-	br, tx, err := h.t.startWith(ctx, sql != "" && queueable(args), func(b *pgx.Batch) { b.Queue(sql, args...) })
+	together := sql != "" && queueable(args) && h.t.mayFollowOpening(sql)
+	br, tx, err := h.t.startWith(ctx, together, func(b *pgx.Batch) { b.Queue(sql, args...) })
 	switch {
 	case err != nil:
 		return failedRows(err)
 	case br == nil:
-		return tx.Query(ctx, sql, args...)
+		rows, err := tx.Query(ctx, sql, args...)
+		h.t.noteExecuted(sql, err)
+		return rows, err
 	}
 	r, err := br.Query()
 	result := &rows{Rows: r, br: br}
@@ -69,7 +75,11 @@ func (h *holder) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
 		return pgx.FailedBatchResults(b, err)
 	}
 	defer h.t.endCall()
-	br, tx, err := h.t.startWith(ctx, b.Len() > 0 && !beginsTransaction(b), func(own *pgx.Batch) {
+	together := b.Len() > 0 && !beginsTransaction(b)
+	for _, q := range b.QueuedQueries {
+		together = together && h.t.mayFollowOpening(q.SQL)
+	}
+	br, tx, err := h.t.startWith(ctx, together, func(own *pgx.Batch) {
 		for _, q := range b.QueuedQueries { // copies: sending changes them, and b may have to be sent again
 			queued := *q
 			own.QueuedQueries = append(own.QueuedQueries, &queued)

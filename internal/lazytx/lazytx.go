@@ -42,8 +42,9 @@ func New(conn *pgx.Conn, options pgx.TxOptions, opening func(*pgx.Batch)) *Tx {
 // Nested returns a part of outer, a transaction that has begun, which opens with a
 // savepoint of that name; Began tells whether it has been set. Its owner ends it by
 // [Tx.End], before there is another part, so that only its holder's statements
-// follow the savepoint. If it does not open, outer cannot be used any more. Outer
-// may be a transaction of this package. The part's first statement then begins it too.
+// follow the savepoint. The savepoint has a round trip to itself unless the connection has executed the holder's first
+// statement in a part before. If it does not open, outer cannot be used any more. Outer may be a transaction of this
+// package. The part's first statement then begins it too.
 func Nested(outer pgx.Tx, savepoint string) *Tx {
 	return &Tx{outer: outer, opening: func(b *pgx.Batch) { b.Queue("SAVEPOINT " + savepoint) }}
 }
@@ -292,6 +293,49 @@ func (t *Tx) txConn() *pgx.Conn {
 		return t.outer.Conn()
 	}
 	return t.conn
+}
+
+// executed are statements that a connection has executed. pgx prepares a statement before the batch that it is in, so a
+// statement that cannot be prepared would end the outer transaction before the savepoint of a part is set.
+type executed map[string]struct{}
+
+// executedKey finds them among the data of a connection. maxExecuted bounds them, as pgx bounds its prepared statements.
+const (
+	executedKey = "sagamill/lazytx"
+	maxExecuted = 512
+)
+
+// mayFollowOpening reports whether sql may share the round trip of the opening statements. In a part it may if the
+// connection has executed it before.
+func (t *Tx) mayFollowOpening(sql string) bool {
+	if t.outer == nil {
+		return true
+	}
+	before, _ := t.ownConn().PgConn().CustomData()[executedKey].(executed)
+	_, found := before[sql]
+	return found
+}
+
+// noteExecuted notes that sql has been executed in a part, unless err says that it failed.
+func (t *Tx) noteExecuted(sql string, err error) {
+	if t.outer == nil || t.opening == nil || err != nil {
+		return
+	}
+	data := t.ownConn().PgConn().CustomData()
+	before, _ := data[executedKey].(executed)
+	if before == nil || len(before) == maxExecuted {
+		before = executed{}
+		data[executedKey] = before
+	}
+	before[sql] = struct{}{}
+}
+
+// ownConn is txConn, but begins no transaction.
+func (t *Tx) ownConn() *pgx.Conn {
+	if outer, ok := t.outer.(*holder); ok {
+		return outer.t.ownConn()
+	}
+	return t.txConn()
 }
 
 // startWith sends the statements that add queues together with the opening statements,
