@@ -203,7 +203,7 @@ func (n *rabbitNode) brokerURL() string {
 }
 
 // preloadModules makes the node load the code that its boot needs all at once, on several processors. The boot would
-// load module by module, and Erlang copies its table of exports for each load: a fifth of the processor time of a start.
+// load module by module, and Erlang copies its table of exports for each load: a quarter of the time of a start.
 const preloadModules = `catch(code:ensure_modules_loaded([list_to_atom(filename:basename(F,".beam"))||` +
 	`A<-[rabbit,rabbit_common,ra,mnesia,rabbitmq_prelaunch,osiris,cuttlefish,ranch,ssl,public_key,os_mon],` +
 	`F<-filelib:wildcard(code:lib_dir(A)++"/ebin/*.beam")])).`
