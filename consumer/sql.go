@@ -45,10 +45,10 @@ LEFT JOIN (
 	WHERE scope = $1 AND key = $2 AND step = $3 AND n = $4 AND xmin <> pg_current_xact_id()::xid
 	FOR UPDATE) AS i ON true`
 
-// sqlLockMany locks the rows that kept sqlClaimMany from inserting, in the order of the arrays. A subquery that locks is not merged
-// into the join: each row is found by the primary key and locked before the next is searched. A transaction that
-// waits here has locked rows that sort before, and rows that it has inserted itself. No transaction that has come this
-// far waits for those.
+// sqlLockMany locks the rows that kept sqlClaimMany from inserting, in the order of the arrays. A subquery that locks
+// is not merged into the join: each row is found by the primary key and locked before the next is searched. A
+// transaction that waits here has locked rows that sort before, and rows that it has inserted itself. No transaction
+// that has come this far waits for those.
 const sqlLockMany = `
 SELECT a.ordinal::integer, i.state, i.attempts, i.undo_attempts, i.digest, i.undo_digest
 FROM unnest($1::text[], $2::text[], $3::text[], $4::text[]) WITH ORDINALITY AS a (scope, key, step, n, ordinal)

@@ -251,6 +251,49 @@ func TestPart(t *testing.T) {
 	}
 }
 
+// A part whose first statement cannot be prepared has its savepoint, to which its owner rolls back. The statement shares
+// the savepoint's round trip only on a connection that has executed it.
+func TestNestedHasItsSavepointIfAStatementCannotBePrepared(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t, pgx.QueryExecModeCacheStatement)
+	if err := f.Open(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	outer, select1 := f.Holder(), "SELECT $1::integer"
+	broken := &pgx.Batch{}
+	broken.Queue("SELECT nothing FROM nowhere")
+	for name, first := range map[string]func(pgx.Tx) error{
+		"Exec": func(tx pgx.Tx) error {
+			_, err := tx.Exec(t.Context(), "INSERT INTO nowhere VALUES ($1)", 1)
+			return err
+		},
+		"QueryRow":  func(tx pgx.Tx) error { return tx.QueryRow(t.Context(), "SELECT nothing FROM nowhere").Scan(nil) },
+		"SendBatch": func(tx pgx.Tx) error { return tx.SendBatch(t.Context(), broken).Close() },
+	} {
+		part := Nested(outer, "part")
+		if err := first(part.Holder()); err == nil || !part.End() || !part.Began() {
+			t.Errorf("%s: %v, begun: %t; want an error behind the savepoint", name, err, part.Began())
+		}
+		if _, err := f.conn.Exec(t.Context(), "ROLLBACK TO SAVEPOINT part"); err != nil {
+			t.Fatalf("%s: the savepoint: %v", name, err)
+		}
+		if part.mayFollowOpening("SELECT nothing FROM nowhere") {
+			t.Errorf("%s: a statement that failed counts as executed", name)
+		}
+	}
+	if part := Nested(outer, "part"); part.mayFollowOpening(select1) {
+		t.Error("a statement that was never executed shares the round trip of the savepoint")
+	} else if _, err := part.Holder().Exec(t.Context(), select1, 1); err != nil || !part.End() {
+		t.Error(err)
+	}
+	if !Nested(outer, "part").mayFollowOpening(select1) {
+		t.Error("a statement that was executed does not share the round trip of the savepoint")
+	}
+	if err := f.rollBack(); err != nil {
+		t.Error(err)
+	}
+}
+
 // Where the transaction is refused while it opens, nothing that the holder asks
 // for has an effect, and all of it returns the reason.
 func TestRefused(t *testing.T) {
