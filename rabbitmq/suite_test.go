@@ -32,11 +32,11 @@ var features = tests.Features{ConsumerGroups: true, GuaranteedOrder: true, Guara
 // pass the race detector: TestPrivateBrokerSuiteRestarts runs it then.
 func TestSuite(t *testing.T) {
 	node := rabbittest.StartNode(t)
-	features := features
+	features, passed := features, make(chan struct{}, 1)
 	if !raceDetector {
-		features.RestartServiceCommand = restartCommand(t, node)
+		features.RestartServiceCommand = restartCommand(t, node, passed)
 	}
-	pubSub, withGroup := constructors(node)
+	pubSub, withGroup := constructors(node, passed)
 	tests.TestPubSub(t, features, pubSub, withGroup)
 }
 
@@ -80,14 +80,15 @@ func TestStressSuite(t *testing.T) {
 	if os.Getenv(stress) == "" {
 		t.Skip("NOT TESTED: set " + stress + " to run watermill's stress test")
 	}
-	pubSub, withGroup := constructors(rabbittest.StartNode(t))
+	pubSub, withGroup := constructors(rabbittest.StartNode(t), nil)
 	tests.TestPubSubStressTest(t, features, pubSub, withGroup)
 }
 
 // constructors return what the suite makes its Publishers and Subscribers with.
 // All messages have one key, because the suite takes a second one before the ack of
-// the first for a fault; and it never acks some.
-func constructors(node *rabbittest.Node) (tests.PubSubConstructor, tests.ConsumerGroupPubSubConstructor) {
+// the first for a fault; and it never acks some. In the suite's test of restarts a
+// message that is passed on leaves a token in passed.
+func constructors(node *rabbittest.Node, passed chan<- struct{}) (tests.PubSubConstructor, tests.ConsumerGroupPubSubConstructor) {
 	withGroup := func(t *testing.T, group string) (message.Publisher, message.Subscriber) {
 		cfg, err := rabbitmq.NewConfig(node.URL(), strings.ReplaceAll(group, ".", "-"), nil)
 		if err != nil {
@@ -107,7 +108,7 @@ func constructors(node *rabbittest.Node) (tests.PubSubConstructor, tests.Consume
 		t.Cleanup(func() { sub.Close() }) // the suite leaves one of fifty open
 		if strings.Contains(t.Name(), "TestReconnect") {
 			n := &notes{published: map[string]*note{}}
-			return notingPublisher{pub, n}, awaitingSubscriber{sub, n, t.Context()}
+			return notingPublisher{pub, n}, awaitingSubscriber{sub, n, passed, t.Context()}
 		}
 		return pub, sub
 	}
@@ -158,8 +159,9 @@ func (p notingPublisher) Publish(topic string, messages ...*message.Message) err
 // An awaitingSubscriber passes a message on once it is noted.
 type awaitingSubscriber struct {
 	*rabbitmq.Subscriber
-	notes *notes
-	test  context.Context
+	notes  *notes
+	passed chan<- struct{} // gets a token, if it has room, for a message that was passed on
+	test   context.Context
 }
 
 func (s awaitingSubscriber) Subscribe(ctx context.Context, topic string) (<-chan *message.Message, error) {
@@ -183,6 +185,10 @@ func (s awaitingSubscriber) Subscribe(ctx context.Context, topic string) (<-chan
 			case <-s.test.Done():
 				return
 			}
+			select {
+			case s.passed <- struct{}{}:
+			default:
+			}
 		}
 	}()
 	return out, err
@@ -192,15 +198,27 @@ func (s awaitingSubscriber) Subscribe(ctx context.Context, topic string) (<-chan
 // follows, to restart its node, and waits for it: see [TestMain].
 const restartWord = "restart-node"
 
-// restartCommand returns the command that the suite runs to restart node.
-func restartCommand(t *testing.T, node *rabbittest.Node) []string {
+// restartCommand returns the command that the suite runs to restart node. A restart waits for the one before and
+// for a message passed on after it. The suite gives up after a minute without a message: two restarts in a row
+// take that long on a busy machine.
+func restartCommand(t *testing.T, node *rabbittest.Node, passed chan struct{}) []string {
 	t.Helper()
-	var turn sync.Mutex // the suite asks again before the first is done
+	var turn sync.Mutex
+	passed <- struct{}{} // for the first restart
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		turn.Lock()
 		defer turn.Unlock()
+		select {
+		case <-passed:
+		case <-t.Context().Done():
+			return
+		}
 		if err := node.Restart(); err != nil {
 			http.Error(w, err.Error(), http.StatusInternalServerError)
+		}
+		select { // a message passed on before
+		case <-passed:
+		default:
 		}
 	}))
 	t.Cleanup(server.Close)
