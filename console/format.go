@@ -11,7 +11,7 @@ import (
 
 // templateFuncs are the functions of all templates. What they return is escaped like any text.
 var templateFuncs = template.FuncMap{
-	"count": formatCount, "bytes": formatBytes, "lasted": formatDuration, "since": func(t time.Time) string { return formatDuration(time.Since(t)) },
+	"count": formatCount, "bytes": formatBytes, "lasted": formatDuration, "since": func(t time.Time) string { return formatAge(time.Since(t)) },
 	"rfc3339": func(t time.Time) string { return t.UTC().Format(time.RFC3339Nano) }, "utc": func(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05 UTC") },
 	"text": visibleText, "query": buildQuery, "plural": formatPlural,
 }
@@ -59,6 +59,19 @@ func formatDuration(d time.Duration) string {
 		return fmt.Sprintf("%d h %d min", int(d.Hours()), int(d.Minutes())%60)
 	}
 	return fmt.Sprintf("%d d %d h", int(d.Hours())/24, int(d.Hours())%24)
+}
+
+// formatAge writes the largest unit of d: people compare ages at a glance.
+func formatAge(d time.Duration) string {
+	switch {
+	case d < time.Minute:
+		return fmt.Sprintf("%d s", max(0, int(d.Seconds())))
+	case d < time.Hour:
+		return fmt.Sprintf("%d min", int(d.Minutes()))
+	case d < 48*time.Hour:
+		return fmt.Sprintf("%d h", int(d.Hours()))
+	}
+	return fmt.Sprintf("%d d", int(d.Hours())/24)
 }
 
 // visibleText replaces what does not show, or changes how the text around it shows, such as a mark of direction.
