@@ -84,7 +84,8 @@ func visibleText(value any) string {
 	}, fmt.Sprint(value))
 }
 
-// buildQuery returns pairs of names and values as a query, without those whose value is empty.
+// buildQuery returns pairs of names and values as a query, without those whose value is empty. It begins with a question
+// mark: html/template would escape what follows a mark in the template as one value.
 func buildQuery(pairs ...any) (string, error) {
 	if len(pairs)%2 != 0 {
 		return "", fmt.Errorf("console: query of %d values", len(pairs))
@@ -95,5 +96,5 @@ func buildQuery(pairs ...any) (string, error) {
 			values.Set(fmt.Sprint(pairs[i]), value)
 		}
 	}
-	return values.Encode(), nil
+	return "?" + values.Encode(), nil
 }

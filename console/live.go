@@ -33,14 +33,17 @@ func (c *Console) serveLive(w http.ResponseWriter, r *request) error {
 	}
 	ctx, cancel := context.WithTimeout(r.http.Context(), streamAge)
 	defer cancel()
-	w.Header().Set("Content-Type", "text/event-stream")
-	w.Header().Set("X-Accel-Buffering", "no")
 	s := &stream{console: c, w: w, r: r, sent: map[string]string{}}
 	r.root = relativeRoot("/" + r.page.path) // of the page that shows the blocks
+	if _, err := r.page.live(ctx, r); c.isRequestsFault(ctx, err) {
+		return err // no event: a browser that gets an error does not connect again
+	}
+	w.Header().Set("Content-Type", "text/event-stream")
+	w.Header().Set("X-Accel-Buffering", "no")
 	for ctx.Err() == nil {
 		last, err := s.sendChanges(ctx)
 		if err != nil || last {
-			return nil // the header is sent: the browser connects again
+			return nil // the browser has gone, or needs no more
 		}
 		select {
 		case <-ctx.Done():
@@ -48,6 +51,11 @@ func (c *Console) serveLive(w http.ResponseWriter, r *request) error {
 		}
 	}
 	return nil
+}
+
+// isRequestsFault reports whether err will be the same whenever the request is repeated.
+func (c *Console) isRequestsFault(ctx context.Context, err error) bool {
+	return err != nil && c.explainError(ctx, err).Status < http.StatusInternalServerError
 }
 
 // A stream is an open page.

@@ -163,8 +163,8 @@ type sagasView struct {
 	Several  bool
 	Statuses []operator.Status
 	Rows     []sagaRow
-	Next     string // the query of the next page; "": this is the last
-	First    string // the query of the first page; "": this is it
+	Next     string // the query of the next page, with its question mark; "": this is the last
+	First    string // that of the first page; "": this is it
 	Walked   int    // how many were read, if a step was looked for; else 0
 	Verbs    []decisionVerb
 	Counts   []sagaCount // unset in a page: the stream reads it
@@ -216,10 +216,10 @@ func (c *Console) showSagas(ctx context.Context, r *request) (any, error) {
 	if next != nil {
 		q := search.Query()
 		q.Set("after", next.encode())
-		v.Next = q.Encode()
+		v.Next = "?" + q.Encode()
 	}
 	if after != (sagaPlace{}) {
-		v.First = search.Query().Encode() + "#list"
+		v.First = "?" + search.Query().Encode()
 	}
 	return v, nil
 }
@@ -231,7 +231,7 @@ func (s *sagaSearch) tabs() []stateTab {
 		if q.Del("state"); state != "" {
 			q.Set("state", state)
 		}
-		tabs = append(tabs, stateTab{label, q.Encode(), s.State == state})
+		tabs = append(tabs, stateTab{label, "?" + q.Encode(), s.State == state})
 	}
 	add("all", "")
 	add(statusLive, statusLive)
