@@ -8,6 +8,8 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/sagamill/sagamill/cmd/sagamill/internal/cli"
@@ -55,10 +57,12 @@ func serveConsole(ctx context.Context, c *cli.Call) error {
 	if err != nil {
 		return err
 	}
-	var shown []console.Database
 	for _, d := range databases {
 		defer d.Pool.Close()
-		shown = append(shown, console.Database{Name: d.Name, Pool: d.Pool, Schemas: names})
+	}
+	shown, err := chooseDatabases(ctx, databases, names)
+	if err != nil {
+		return err
 	}
 	access := newAccess(console.Actor(*by), role)
 	pages, err := console.New(shown, &console.Options{Authorize: access.authorize, Logger: slog.New(slog.NewTextHandler(c.Stderr, nil))})
@@ -72,6 +76,30 @@ func serveConsole(ctx context.Context, c *cli.Call) error {
 	access.bind(listener.Addr(), *listen)
 	fmt.Fprintf(c.Stdout, "console: %s\n", access.firstURL())
 	return servePages(ctx, listener, access.wrap(pages), pages)
+}
+
+// chooseDatabases returns what the console shows: of each database all schemas, or those of names that it has.
+func chooseDatabases(ctx context.Context, databases []*cli.Database, names []string) (shown []console.Database, err error) {
+	ctx, cancel := context.WithTimeout(ctx, cli.ReadTimeout)
+	defer cancel()
+	missing := slices.Clone(names)
+	for _, d := range databases {
+		one := console.Database{Name: d.Name, Pool: d.Pool}
+		if names != nil {
+			if one.Schemas, err = d.ListSchemas(ctx, names); err != nil {
+				return nil, d.AddName(err)
+			}
+			if len(one.Schemas) == 0 {
+				continue // to the console, none means all
+			}
+			missing = slices.DeleteFunc(missing, func(name string) bool { return slices.Contains(one.Schemas, name) })
+		}
+		shown = append(shown, one)
+	}
+	if len(missing) > 0 {
+		return nil, fmt.Errorf("no tables of sagamill in schema %s: has it been migrated?", strings.Join(missing, ", "))
+	}
+	return shown, nil
 }
 
 // checkListen returns an error for an address that other machines reach: the console speaks HTTP without TLS.
