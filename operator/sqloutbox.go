@@ -82,13 +82,9 @@ SET state = 'dead', attempts = greatest(h.attempts, 1), refused_at = coalesce(h.
 FROM batch WHERE h.id = batch.id
 RETURNING h.id, h.ordering_key`
 
-// sqlLocateMessages finds the messages of the saga $2, of scope $1 unless that is empty, and
-// the place of each. It is one statement, so that its result is of one moment, and takes no
-// lock besides that of any SELECT. Without a message it still returns a row with the relay.
-// reach has no row if nothing of the log counts as published: before the first relay, and
-// after a restore from another cluster. A held message is in the log as well. $3 limits the
-// messages; the oldest published ones are left out first.
-const sqlLocateMessages = `
+// sqlReach begins a statement with how far the relay has published. reach has no row if nothing of the log counts as
+// published: before the first relay, and after a restore from another cluster.
+const sqlReach = `
 WITH relay AS MATERIALIZED (
 	SELECT epoch, CASE WHEN lease_until > clock_timestamp() THEN holder ELSE '' END AS holder, clock_timestamp() AS now,
 		system_identifier <> (SELECT system_identifier::text FROM pg_control_system()) AS restored
@@ -103,7 +99,13 @@ reach AS MATERIALIZED (
 	SELECT from_snapshot::pg_snapshot AS past, to_snapshot::pg_snapshot AS next, last_id
 	FROM mark, relay
 	WHERE NOT restored
-		AND pg_snapshot_xmax(coalesce(to_snapshot, from_snapshot)::pg_snapshot) <= pg_snapshot_xmax(pg_current_snapshot())),
+		AND pg_snapshot_xmax(coalesce(to_snapshot, from_snapshot)::pg_snapshot) <= pg_snapshot_xmax(pg_current_snapshot()))`
+
+// sqlLocateMessages finds the messages of the saga $2, of scope $1 unless that is empty, and
+// the place of each. It is one statement, so that its result is of one moment, and takes no
+// lock besides that of any SELECT. Without a message it still returns a row with the relay.
+// A held message is in the log as well. $3 limits the messages; the oldest published ones are left out first.
+const sqlLocateMessages = sqlReach + `,
 mine AS MATERIALIZED (
 	SELECT DISTINCT ON (id) * FROM (
 		SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id, size, created_at,
