@@ -153,6 +153,17 @@ func locateInLeaves(published, leaf string) string {
 	return outboxsql.UnionOfLeaves(strings.ReplaceAll(sqlLocateMessages, "{published}", published), leaf)
 }
 
+// sqlReadContents reads what the messages with the ids $1 carry, payloads of at most $2 bytes. A message that is held may
+// be in the log too, and is read once.
+const sqlReadContents = `
+SELECT DISTINCT ON (id) id, content_type, headers, payload FROM (
+	SELECT id, content_type, headers, CASE WHEN octet_length(payload) <= $2::integer THEN payload END AS payload
+	FROM {schema}.outbox WHERE id = ANY ($1::bigint[])
+	UNION ALL
+	SELECT id, content_type, headers, CASE WHEN octet_length(payload) <= $2::integer THEN payload END
+	FROM {schema}.outbox_held WHERE id = ANY ($1::bigint[])) found
+ORDER BY id`
+
 // sqlPin keeps the tables from being emptied before the transaction reads them: TRUNCATE
 // removes rows from older snapshots too. The relay gives up at once and continues in its
 // current table.
@@ -205,7 +216,7 @@ type outboxQueries struct {
 	readClock, read, list, count, listRetrying, countRetrying string
 	redrive, discard, bury, lockLease, promote                string
 	listLogged, countLogged, copyLogged, oldestLogged         string
-	locate, locateUnpublished, pin, planByIndex               string
+	locate, locateUnpublished, pin, planByIndex, readContents string
 	insertJournal, listJournal                                string
 }
 
@@ -220,7 +231,7 @@ func newOutboxQueries(schema string) outboxQueries {
 		bury: bind(ofLetters(sqlRefused, sqlBuryHeld)), lockLease: bind(sqlLockLease), promote: bind(outboxsql.Promote),
 		listLogged: logged(sqlListLogged), countLogged: logged(sqlCountLogged), copyLogged: bind(sqlCopyLogged), oldestLogged: bind(sqlOldestLogged),
 		locate: bind(locateInLeaves("true", sqlLocateLeaf)), locateUnpublished: bind(locateInLeaves("false", sqlLocateUnpublishedLeaf)),
-		pin: bind(sqlPin), planByIndex: outboxsql.PlanByIndex,
+		pin: bind(sqlPin), planByIndex: outboxsql.PlanByIndex, readContents: bind(sqlReadContents),
 		insertJournal: bind(journal.SQLInsert), listJournal: bind(sqlListJournal),
 	}
 }
