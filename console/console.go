@@ -67,6 +67,13 @@ type Options struct {
 	// one, so that a restart makes open forms invalid.
 	Secret []byte
 
+	// Topology returns what services say about themselves, for the page of the topology: JSON as a service serves it at
+	// /topology, one such object after the other or in arrays. Default: the page shows only what the tables have.
+	Topology func(context.Context) ([]byte, error)
+
+	// Management is RabbitMQ's management API, for the depths of queues. Default: no queues are shown.
+	Management *Management
+
 	// Logger gets errors of the console, and each change. Default: slog.Default().
 	Logger *slog.Logger
 }
@@ -103,8 +110,15 @@ type Console struct {
 	processes memo[[]operator.Process]
 	counts    memo[int]
 	schemas   memo[[]string]
-	runs      *runSet
-	live      chan struct{} // a slot for each open stream
+
+	flows       memo[operator.Flow]
+	waitingKeys memo[[]operator.WaitingKey]
+	topics      memo[[]operator.TopicUse]
+	described   memo[[]describedService]
+	queues      memo[[]brokerQueue]
+
+	runs *runSet
+	live chan struct{} // a slot for each open stream
 }
 
 var validName = regexp.MustCompile(`^[A-Za-z0-9_.-]{1,63}$`)
@@ -142,6 +156,9 @@ func (o *Options) fillDefaults() error {
 		return errors.New("console: option ReadTimeout is negative")
 	case o.Secret != nil && len(o.Secret) < minSecret:
 		return fmt.Errorf("console: option Secret has %d bytes, fewer than %d", len(o.Secret), minSecret)
+	}
+	if err := o.Management.check(); err != nil {
+		return err
 	}
 	o.MaxContent = cmp.Or(o.MaxContent, defaultMaxContent)
 	o.ReadTimeout = cmp.Or(o.ReadTimeout, defaultReadTimeout)

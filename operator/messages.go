@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"strconv"
 	"time"
 
 	"github.com/google/uuid"
@@ -102,6 +103,9 @@ func (r *Reader) ListMessages(ctx context.Context, filter MessageFilter, after M
 		statement = r.sql.listStored
 		if after.Xid == "" {
 			after.Xid = "0"
+		}
+		if _, err := strconv.ParseUint(after.Xid, 10, 64); err != nil {
+			return nil, nil, fmt.Errorf("operator: list messages: %w: the mark is not one of this list", ErrInvalid)
 		}
 		args = append(args, after.Xid, after.ID)
 	case PlaceLog:
