@@ -37,7 +37,7 @@ var templateFiles embed.FS
 
 // listPages returns all pages. The menu shows those with inMenu in this order.
 func (c *Console) listPages() []*page {
-	pages := []*page{c.overviewPage(), c.sagasPage()}
+	pages := []*page{c.overviewPage(), c.sagasPage(), c.sagaPage()}
 	return append(append(pages, c.previewPages()...), c.runPages()...)
 }
 
