@@ -189,6 +189,19 @@ func (s *sagaReading) chooseHome() {
 	}
 	if s.home != nil {
 		s.address = sagaAddress{s.home.Database, s.home.Schema, s.timeline.Scope, s.timeline.Key, s.timeline.Path, ""}
+		return
+	}
+	for _, part := range s.Parts {
+		switch {
+		case s.address.Scope != "":
+			return
+		case len(part.Inbox.Steps) > 0:
+			s.address.Scope = part.Inbox.Steps[0].Scope
+		case len(part.Outbox.Messages) > 0:
+			s.address.Scope = part.Outbox.Messages[0].Scope
+		case len(part.Inbox.Letters) > 0:
+			s.address.Scope = part.Inbox.Letters[0].Scope
+		}
 	}
 }
 

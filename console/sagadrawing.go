@@ -11,15 +11,15 @@ import (
 
 // The sizes of a drawing, in CSS pixels. Texts are clipped to what a box of this width has room for.
 const (
-	boxWidth, boxHeight = 176, 70
-	boxGap              = 34 // between boxes along the way
+	boxWidth, boxHeight = 168, 86
+	boxGap              = 28 // between boxes along the way
 	rowGap              = 14 // between boxes that run at once
 	framePad, frameHead = 18, 24
 	drawingPad          = 12
 	endRadius           = 7
 	maxBoxes            = 400
 
-	nameChars, labelChars, noteChars = 21, 24, 27
+	nameChars, labelChars, noteChars = 18, 21, 25
 )
 
 // A drawing is an SVG image with the texts that stand for it.
@@ -37,12 +37,12 @@ type drawing struct {
 
 // A drawnBox is a step.
 type drawnBox struct {
-	X, Y                        int
-	Tone, Name, Label, Note     string
-	Mark                        string // what would be undone, or that it is the pivot
-	Title                       string // all of it
-	Dashed                      bool
-	NameY, LabelY, NoteY, TextX int
+	X, Y                               int
+	Tone, Name, Label, Note            string
+	Mark                               string // what would be undone, or that it is the pivot
+	Title                              string // all of it
+	Dashed                             bool
+	NameY, LabelY, NoteY, MarkY, TextX int
 }
 
 // A drawnFrame is around steps: a group, or a nested saga.
@@ -344,12 +344,7 @@ func (d *drawing) addBox(b drawnBox) {
 	}
 	b.Title = visibleText(clipText(b.Title, 300))
 	d.List = append(d.List, b.Title)
-	b.TextX, b.NameY, b.LabelY, b.NoteY = b.X+12, b.Y+20, b.Y+38, b.Y+56
-	if b.Note == "" && b.Mark != "" {
-		b.Note = b.Mark
-	} else if b.Mark != "" {
-		b.Label += " · " + b.Mark
-	}
+	b.TextX, b.NameY, b.LabelY, b.NoteY, b.MarkY = b.X+14, b.Y+21, b.Y+39, b.Y+57, b.Y+74
 	b.Name, b.Label, b.Note = visibleText(clipText(b.Name, nameChars)), visibleText(clipText(b.Label, labelChars)), visibleText(clipText(b.Note, noteChars))
 	d.Boxes = append(d.Boxes, b)
 }

@@ -9,10 +9,9 @@ import (
 )
 
 const (
-	laneLabel  = 150 // width of the names of the services
-	laneGap    = 70  // between columns
-	laneRow    = boxHeight + 16
-	maxColumns = 60
+	laneLabel = 200 // width of the names of the services
+	laneGap   = 70  // between columns
+	laneRow   = boxHeight + 16
 )
 
 // A messageGraph says which message led to which step of which service.
@@ -25,8 +24,11 @@ type messageGraph struct {
 type graphNode struct {
 	part   *operator.SagaPart
 	row    *operator.StepRow       // nil: no inbox has it
+	undo   bool                    // it is the compensation of the step
+	topic  string                  // of the messages that lead to it
 	first  *operator.OutboxMessage // that leads to it or, of an origin, that comes from it
 	origin bool
+	leads  bool // to others
 	column int
 	slot   int // within its lane and column
 }
@@ -34,91 +36,127 @@ type graphNode struct {
 type graphEdge struct {
 	from, to *graphNode
 	message  *operator.OutboxMessage
+	guessed  bool // from the times: the message names another step of the same topic
 }
 
-// buildGraph connects the messages of a saga by what caused them.
+// A writtenMessage is a message with the part that has written it.
+type writtenMessage struct {
+	part    *operator.SagaPart
+	message *operator.OutboxMessage
+}
+
+// buildGraph connects the messages of a saga by what caused them, the oldest first.
 func buildGraph(s *sagaReading) *messageGraph {
 	g := &messageGraph{}
+	var written []writtenMessage
 	for _, part := range s.Parts {
 		for i := range part.Inbox.Steps {
-			g.nodes = append(g.nodes, &graphNode{part: part, row: &part.Inbox.Steps[i]})
+			g.addRow(part, &part.Inbox.Steps[i])
 		}
-	}
-	byID := map[string]*operator.OutboxMessage{}
-	for _, part := range s.Parts {
 		for i := range part.Outbox.Messages {
-			byID[part.Outbox.Messages[i].MessageID] = &part.Outbox.Messages[i]
+			written = append(written, writtenMessage{part, &part.Outbox.Messages[i]})
 		}
 	}
-	for _, part := range s.Parts {
-		for i := range part.Outbox.Messages {
-			if len(g.nodes) > maxBoxes {
-				break
-			}
-			m := &part.Outbox.Messages[i]
-			from := g.sourceOf(part, m, byID[m.CausationID])
-			for _, to := range g.targetsOf(part, m) {
-				g.edges = append(g.edges, graphEdge{from, to, m})
-			}
+	slices.SortStableFunc(written, func(a, b writtenMessage) int { return a.message.CreatedAt.Compare(b.message.CreatedAt) })
+	handled := map[string][]*graphNode{} // by the id of the message that leads to them
+	for _, w := range written {
+		if len(g.nodes) > maxBoxes {
+			break
 		}
+		from := g.sourceOf(w, handled[w.message.CausationID])
+		targets := g.targetsOf(w)
+		handled[w.message.MessageID] = targets
+		for _, to := range targets {
+			g.connect(graphEdge{from, to, w.message, false})
+		}
+		from.leads = true
 	}
-	g.chooseColumns()
+	g.guessCauses()
 	return g
 }
 
-// sourceOf returns the step of a service that has written a message, or an origin.
-func (g *messageGraph) sourceOf(part *operator.SagaPart, m, cause *operator.OutboxMessage) *graphNode {
-	if cause != nil {
-		i := slices.IndexFunc(g.nodes, func(n *graphNode) bool {
-			return n.part == part && n.row != nil && n.row.Step == cause.Step && n.row.N == cause.N
-		})
-		if i >= 0 {
-			return g.nodes[i]
+// connect adds an edge, and puts its target behind its source. A loop of messages leads back.
+func (g *messageGraph) connect(e graphEdge) {
+	g.edges = append(g.edges, e)
+	if e.to != e.from && !e.to.leads && e.to.column <= e.from.column {
+		e.to.column = e.from.column + 1
+	}
+}
+
+// guessCauses connects steps that no message names. A service that listens to a topic may handle its messages under
+// another name: the last message before such a step, to another service, has probably led to it.
+func (g *messageGraph) guessCauses() {
+	known := g.edges
+	for _, n := range g.nodes {
+		if n.row == nil || slices.ContainsFunc(known, func(e graphEdge) bool { return e.to == n }) {
+			continue
+		}
+		for _, e := range slices.Backward(known) { // the edges are in the order of their messages
+			if !e.message.CreatedAt.After(n.row.CreatedAt) && e.message.N == n.row.N && e.from.part != n.part {
+				g.connect(graphEdge{e.from, n, e.message, true})
+				break
+			}
 		}
 	}
+}
+
+// addRow adds the nodes of a row: of the action unless it has never run, and of the compensation.
+func (g *messageGraph) addRow(part *operator.SagaPart, row *operator.StepRow) {
+	undone := row.UndoAttempts > 0 || slices.Contains([]string{"undoing", "undo-dead", "compensated", "void"}, row.State)
+	if row.State != "void" {
+		g.nodes = append(g.nodes, &graphNode{part: part, row: row})
+	}
+	if undone {
+		g.nodes = append(g.nodes, &graphNode{part: part, row: row, undo: true})
+	}
+}
+
+// sourceOf returns the step of a service that has written a message, or an origin.
+func (g *messageGraph) sourceOf(w writtenMessage, caused []*graphNode) *graphNode {
+	for _, n := range caused {
+		if n.part == w.part {
+			return n
+		}
+	}
+	known := w.message.CausationID == ""
 	i := slices.IndexFunc(g.nodes, func(n *graphNode) bool {
-		return n.origin && n.part == part && (n.first.CausationID == "") == (m.CausationID == "")
+		return n.origin && n.part == w.part && (n.first.CausationID == "") == known
 	})
 	if i >= 0 {
 		return g.nodes[i]
 	}
-	n := &graphNode{part: part, first: m, origin: true}
+	n := &graphNode{part: w.part, first: w.message, origin: true}
 	g.nodes = append(g.nodes, n)
 	return n
 }
 
-// targetsOf returns the steps that a message is for. If no inbox has recorded it, that is a node in the lane of its writer.
-func (g *messageGraph) targetsOf(part *operator.SagaPart, m *operator.OutboxMessage) (all []*graphNode) {
+// targetsOf returns the steps that a message is for. Of the messages to one step, those of the first topic are for its
+// action, and those of another topic for its compensation. If no inbox has recorded the message, the target is a node in
+// the lane of its writer.
+func (g *messageGraph) targetsOf(w writtenMessage) (all []*graphNode) {
+	m := w.message
 	for _, n := range g.nodes {
-		if n.row != nil && n.row.Step == m.Step && n.row.N == m.N {
-			all = append(all, n)
+		if n.row == nil || n.row.Step != m.Step || n.row.N != m.N || n.topic != "" && n.topic != m.Topic {
+			continue
 		}
+		if slices.ContainsFunc(all, func(other *graphNode) bool { return other.row == n.row }) {
+			continue // the message is for the action
+		}
+		n.topic = m.Topic
+		all = append(all, n)
 	}
 	if len(all) == 0 {
-		all = []*graphNode{{part: part, first: m}}
+		all = []*graphNode{{part: w.part, first: m}}
 		g.nodes = append(g.nodes, all[0])
 	}
 	return all
 }
 
-// chooseColumns puts each step behind those that led to it. A loop of messages ends at the last column.
-func (g *messageGraph) chooseColumns() {
-	for range maxColumns {
-		moved := false
-		for _, e := range g.edges {
-			if e.from != e.to && e.to.column <= e.from.column && e.from.column+1 < maxColumns {
-				e.to.column, moved = e.from.column+1, true
-			}
-		}
-		if !moved {
-			return
-		}
-	}
-}
-
 // name, label and tone say what a node is.
 func (n *graphNode) name() string {
 	switch {
+	case n.row != nil && n.undo:
+		return "undo " + n.row.Step
 	case n.row != nil:
 		return n.row.Step
 	case n.origin && n.first.CausationID == "":
@@ -132,17 +170,9 @@ func (n *graphNode) name() string {
 func (n *graphNode) describe() (tone, label, note string) {
 	switch {
 	case n.row != nil:
-		look, known := rowTones[n.row.State]
-		if !known {
-			look = [2]string{"todo", n.row.State}
-		}
-		note = n.row.UpdatedAt.UTC().Format("15:04:05")
-		if n.row.Attempts+n.row.UndoAttempts > 1 {
-			note = fmt.Sprintf("%d attempts, %s", n.row.Attempts+n.row.UndoAttempts, note)
-		}
-		return look[0], n.row.State, note
+		return n.describeRow()
 	case n.origin && n.first.CausationID == "":
-		return "begin", "wrote the first message", n.first.CreatedAt.UTC().Format("15:04:05")
+		return "begin", "first message", n.first.CreatedAt.UTC().Format("15:04:05")
 	case n.origin:
 		return "off", "no longer in the log", ""
 	case n.first.Place == operator.PlacePublished:
@@ -151,6 +181,26 @@ func (n *graphNode) describe() (tone, label, note string) {
 		return "stuck", string(n.first.Place) + " by the broker", n.first.Reason
 	}
 	return "wait", string(n.first.Place) + " in the outbox", n.first.CreatedAt.UTC().Format("15:04:05")
+}
+
+// describeRow says what a row says of the action, or of the compensation.
+func (n *graphNode) describeRow() (tone, label, note string) {
+	look, known := rowTones[n.row.State]
+	if !known {
+		look = [2]string{"todo", n.row.State}
+	}
+	tone, label, note = look[0], n.row.State, n.row.UpdatedAt.UTC().Format("15:04:05")
+	attempts := n.row.Attempts
+	switch {
+	case n.undo:
+		attempts = n.row.UndoAttempts
+	case n.row.UndoAttempts > 0 || n.row.State == "compensated":
+		tone, label, note = "done", "done, then undone", n.row.CreatedAt.UTC().Format("15:04:05")
+	}
+	if attempts > 1 {
+		note = fmt.Sprintf("%d attempts, %s", attempts, note)
+	}
+	return tone, label, note
 }
 
 // drawMessages draws the messages of a saga without an instance: a lane for each service, and the steps in the order in
@@ -166,7 +216,7 @@ func drawMessages(s *sagaReading) *drawing {
 			continue
 		}
 		lanes[part] = top
-		d.Lanes = append(d.Lanes, drawnLane{Y: top, H: rows*laneRow + 16, TextY: top + 24, Label: visibleText(clipText(part.Name, 18)), Even: len(d.Lanes)%2 == 0})
+		d.Lanes = append(d.Lanes, drawnLane{Y: top, H: rows*laneRow + 16, TextY: top + 24, Label: visibleText(clipText(part.Name, 24)), Even: len(d.Lanes)%2 == 0})
 		top += rows*laneRow + 16
 	}
 	at := map[*graphNode][2]int{}
@@ -184,8 +234,8 @@ func drawMessages(s *sagaReading) *drawing {
 		}
 		d.addCurve(from[0]+boxWidth, from[1]+boxHeight/2, to[0], to[1]+boxHeight/2)
 		line := &d.Lines[len(d.Lines)-1]
-		line.Title = visibleText(clipText(e.message.Type+" by "+e.message.Topic, 200))
-		d.List = append(d.List, visibleText(clipText(fmt.Sprintf("message %s leads from %s to %s", e.message.Type, e.from.name(), e.to.name()), 300)))
+		line.Faint, line.Title = e.guessed, visibleText(clipText(e.message.Type+" by "+e.message.Topic, 200))
+		d.List = append(d.List, visibleText(clipText(fmt.Sprintf("message %s %s from %s to %s", e.message.Type, map[bool]string{false: "leads", true: "probably leads"}[e.guessed], e.from.name(), e.to.name()), 300)))
 	}
 	d.Width, d.Height = laneLabel+max(1, columns)*(boxWidth+laneGap)-laneGap+drawingPad, max(top, 40)
 	d.Clipped = len(g.nodes) > maxBoxes
