@@ -56,6 +56,10 @@ type Options struct {
 	// Redact returns what pages show of a payload or of the state of a saga. Default: all of it.
 	Redact func(Content) []byte
 
+	// TraceURL returns the address of a trace, for links from sagas and messages: http or https. The id has 32 hexadecimal
+	// digits. Default: no links.
+	TraceURL func(traceID string) string
+
 	// MaxContent limits the bytes of a payload or of a state that a page shows. Default: 64 KiB.
 	MaxContent int
 
@@ -117,8 +121,9 @@ type Console struct {
 	described   memo[[]describedService]
 	queues      memo[[]brokerQueue]
 
-	runs *runSet
-	live chan struct{} // a slot for each open stream
+	explanations memo[*operator.Explanation]
+	runs         *runSet
+	live         chan struct{} // a slot for each open stream
 }
 
 var validName = regexp.MustCompile(`^[A-Za-z0-9_.-]{1,63}$`)

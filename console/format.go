@@ -13,7 +13,7 @@ import (
 var templateFuncs = template.FuncMap{
 	"count": formatCount, "bytes": func(n any) string { return formatBytes(toInt64(n)) }, "lasted": formatDuration, "since": func(t time.Time) string { return formatAge(time.Since(t)) },
 	"rfc3339": func(t time.Time) string { return t.UTC().Format(time.RFC3339Nano) }, "utc": func(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05 UTC") },
-	"text": visibleText, "lines": visibleLines, "query": buildQuery, "plural": formatPlural,
+	"text": visibleText, "query": buildQuery, "plural": formatPlural,
 }
 
 // formatCount writes 1234567 as 1,234,567.
@@ -93,15 +93,6 @@ func visibleText(value any) string {
 		}
 		return unicode.ReplacementChar
 	}, fmt.Sprint(value))
-}
-
-// visibleLines is visibleText for a text of several lines.
-func visibleLines(text string) string {
-	lines := strings.Split(strings.ReplaceAll(text, "\t", "    "), "\n")
-	for i := range lines {
-		lines[i] = visibleText(lines[i])
-	}
-	return strings.Join(lines, "\n")
 }
 
 // buildQuery returns pairs of names and values as a query, without those whose value is empty. It begins with a question

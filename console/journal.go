@@ -142,7 +142,7 @@ func (j *journalReader) read(ctx context.Context, after *journalPoint, limit int
 		if err != nil {
 			return nil, false, err
 		}
-		found, err := reader.ListActivities(ctx, one.source, j.filter, markOf(after, i, current), limit+1)
+		found, err := reader.ListActivities(ctx, one.source, j.filter, placeBehind(after, i, current), limit+1)
 		if err != nil {
 			if err := j.failed(one, err); err != nil {
 				return nil, false, err
@@ -159,9 +159,9 @@ func (j *journalReader) read(ctx context.Context, after *journalPoint, limit int
 	return rows[:min(len(rows), limit)], len(rows) > limit, nil
 }
 
-// markOf returns where journal i goes on behind a point in the current one. Of the moment of the point, earlier journals
+// placeBehind returns where journal i goes on behind a point in the current one. Of the moment of the point, earlier journals
 // have no entry left, and later ones still have all.
-func markOf(after *journalPoint, i, current int) operator.ActivityMark {
+func placeBehind(after *journalPoint, i, current int) operator.ActivityMark {
 	switch {
 	case after == nil:
 		return operator.ActivityMark{}

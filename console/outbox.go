@@ -13,7 +13,6 @@ import (
 	"strconv"
 	"strings"
 	"time"
-	"unicode/utf8"
 
 	"github.com/sagamill/sagamill/operator"
 )
@@ -328,7 +327,7 @@ type storedView struct {
 	*place
 	operator.StoredMessage
 	Listed  []header // its headers
-	Shown   bodyView
+	Shown   *contentView
 	About   string
 	Several bool
 }
@@ -336,13 +335,6 @@ type storedView struct {
 func (v *storedView) pageTitle() string { return fmt.Sprintf("Message %d", v.ID) }
 
 type header struct{ Name, Value string }
-
-// A bodyView is a payload as a page shows it.
-type bodyView struct {
-	Text   string
-	Cut    bool
-	Binary bool // Text is hexadecimal
-}
 
 func (c *Console) showMessage(ctx context.Context, r *request) (any, error) {
 	id, err := strconv.ParseInt(r.values.Get("id"), 10, 64)
@@ -371,7 +363,7 @@ func (c *Console) showMessage(ctx context.Context, r *request) (any, error) {
 	}
 	v := &storedView{place: chosen[0], StoredMessage: m, Several: len(all) > 1, About: messageTexts[m.Place]}
 	v.Listed = c.showHeaders(m.Topic, m.Headers)
-	v.Shown = c.showBody(Content{Kind: "payload", Name: m.Topic, Data: m.Payload})
+	v.Shown = c.newPayload(m.Topic, m.Payload, m.Size)
 	return v, nil
 }
 
@@ -389,19 +381,4 @@ func (c *Console) showHeaders(topic string, stored json.RawMessage) (all []heade
 		all = append(all, header{name, fmt.Sprint(values[name])})
 	}
 	return all
-}
-
-// showBody returns content as a page shows it: JSON with indentation, other text as it is, and all else as bytes.
-func (c *Console) showBody(content Content) bodyView {
-	data, cut := c.redact(content)
-	v := bodyView{Cut: cut, Text: string(data)}
-	if pretty, err := json.MarshalIndent(json.RawMessage(data), "", "  "); err == nil && len(data) > 0 {
-		v.Text = string(pretty)
-	}
-	if !utf8.ValidString(v.Text) && !cut || strings.ContainsRune(v.Text, 0) {
-		v.Text, v.Binary = fmt.Sprintf("% x", data), true
-	} else {
-		v.Text = strings.ToValidUTF8(v.Text, "\uFFFD")
-	}
-	return v
 }

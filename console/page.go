@@ -41,7 +41,7 @@ var templateFiles embed.FS
 
 // listPages returns all pages. The menu shows those with inMenu in this order.
 func (c *Console) listPages() []*page {
-	pages := []*page{c.overviewPage(), c.sagasPage()}
+	pages := []*page{c.overviewPage(), c.sagasPage(), c.sagaPage()}
 	pages = slices.Concat(pages, c.outboxPages(), c.topologyPages(), c.requestPages(), c.journalPages(), c.whyPages())
 	return append(append(pages, c.previewPages()...), c.runPages()...)
 }

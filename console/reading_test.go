@@ -123,9 +123,9 @@ func TestAMessageIsShownRedacted(t *testing.T) {
 	}
 	at := fmt.Sprintf("/message?in=main/%s&id=", f.schema)
 	_, text := f.get(t, at+fmt.Sprint(id))
-	contains(t, text, "x-secret", ">hidden</td>", "&#34;card&#34;: &#34;hidden&#34;", `href="./why?key=hide&#43;me001&amp;scope=acme"`, `href="./sagas?key=hide&#43;me001&amp;scope=acme"`)
+	contains(t, text, "x-secret", ">hidden</td>", "&#34;card&#34;: &#34;hidden&#34;", `href="./why?key=hide&#43;me001&amp;scope=acme"`, `href="./saga?key=hide&#43;me001&amp;scope=acme"`)
 	_, text = f.get(t, at+"1000001")
-	contains(t, text, "00 ff 10", "not text", "no queue", "3</dd>")
+	contains(t, text, "The payload is not text", "no queue", "3</dd>")
 	_, text = f.get(t, at+"2000001")
 	contains(t, text, "It waits behind <a", "message 1000001")
 	for id, want := range map[string]int{"9": 404, "0": 400, "x": 400, "": 400} {

@@ -131,7 +131,7 @@ func (c *Console) explainKey(ctx context.Context, v *whyView) error {
 	v.Link = whyQuery(v.Scope, v.Key, v.Path)
 	var sources []operator.Source
 	for _, p := range v.Looked {
-		sources = append(sources, operator.Source{DB: p.pool, Schema: p.Schema, Name: p.Label, Flags: " -schema " + p.Schema})
+		sources = append(sources, operator.Source{DB: p.pool, Schema: p.Schema, Name: p.Label, Flags: flagsOf(p, len(c.databases))})
 	}
 	e, err := operator.Explain(ctx, sources, operator.Address{Scope: v.Scope, Key: v.Key, Path: v.Path}, &operator.ExplainOptions{ReadTimeout: c.opts.ReadTimeout})
 	var scopes *operator.ScopesError
@@ -236,7 +236,8 @@ func addInstance(add func(at time.Time, where, what, text, link string), where, 
 	if t.Path != "" {
 		label += " " + t.Path
 	}
-	link := "sagas?" + url.Values{"in": {name}, "id": {t.ID}}.Encode()
+	database, schema, _ := strings.Cut(name, "/")
+	link := "saga" + (&sagaAddress{Database: database, Schema: schema, Scope: t.Scope, Key: t.Key, Path: t.Path}).Query()
 	add(t.StartedAt, where, "saga", fmt.Sprintf("saga %s began, version %d", label, t.Version), link)
 	for i := range t.Steps {
 		s := &t.Steps[i]
