@@ -14,6 +14,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/sagamill/sagamill/internal/failpoint"
 	"github.com/sagamill/sagamill/internal/stepkey"
@@ -36,7 +37,8 @@ const (
 // none of them is skipped. A reader that remembers the largest id would skip them.
 type logReader struct {
 	*core
-	epoch int64 // after a crash of the server the tenure is over, and the cursor means nothing
+	own   *pgxpool.Pool // one connection that plans by index, see openLogPool; nil: the service's pool is used
+	epoch int64         // after a crash of the server the tenure is over, and the cursor means nothing
 
 	position
 
@@ -63,10 +65,20 @@ type entry struct {
 }
 
 // newReadBatch returns a batch for a read of the log.
-func (s *core) newReadBatch() *pgx.Batch {
+func (l *logReader) newReadBatch() *pgx.Batch {
 	batch := &pgx.Batch{}
-	batch.Queue(s.sql.planByIndex)
+	if l.own == nil {
+		batch.Queue(l.sql.planByIndex)
+	}
 	return batch
+}
+
+// sendBatch sends a batch that newReadBatch has begun.
+func (l *logReader) sendBatch(ctx context.Context, batch *pgx.Batch) error {
+	if l.own != nil {
+		return l.own.SendBatch(ctx, batch).Close()
+	}
+	return l.db.SendBatch(ctx, batch).Close()
 }
 
 // readPage returns the next messages, up to limit and up to so many bytes of payload, but at
@@ -147,7 +159,7 @@ func (l *logReader) readSmallDifference(ctx context.Context, batch *pgx.Batch, b
 	} else {
 		batch.Queue(l.sql.readDifference, from.xmaxText(), l.limits.small, bytes, l.epoch, from.xip).Query(read)
 	}
-	if err := l.db.SendBatch(ctx, batch).Close(); err != nil {
+	if err := l.sendBatch(ctx, batch); err != nil {
 		return nil, behind, fmt.Errorf("read messages: %w", err)
 	}
 	if now == "" {
@@ -179,7 +191,7 @@ func (l *logReader) listDifference(ctx context.Context, batch *pgx.Batch) error 
 		})
 		return err
 	})
-	if err := l.db.SendBatch(ctx, batch).Close(); err != nil {
+	if err := l.sendBatch(ctx, batch); err != nil {
 		return fmt.Errorf("list messages: %w", err)
 	}
 	if now == "" {
@@ -223,7 +235,7 @@ func (l *logReader) fetchMessages(ctx context.Context, batch *pgx.Batch, list []
 	}
 	var found int64
 	batch.Queue(l.sql.readTenure, l.epoch).QueryRow(func(row pgx.Row) error { return explainFence(row.Scan(&found)) })
-	if err := l.db.SendBatch(ctx, batch).Close(); err != nil {
+	if err := l.sendBatch(ctx, batch); err != nil {
 		return nil, fmt.Errorf("read messages: %w", err)
 	}
 	slices.SortFunc(rows, func(a, b row) int { return cmp.Compare(a.ID, b.ID) })

@@ -32,10 +32,10 @@ type settler struct {
 
 const (
 	// checkpointPause is the shortest time between two checkpoints that are written together with a read of the log.
-	checkpointPause = 20 * time.Millisecond
+	checkpointPause = 100 * time.Millisecond
 
 	// checkpointDelay is how long a checkpoint waits for a read of the log before it is written alone.
-	checkpointDelay = 100 * time.Millisecond
+	checkpointDelay = 250 * time.Millisecond
 )
 
 // A settlement is what notePages has noted.
@@ -89,8 +89,7 @@ func (s *settler) queueDueCheckpoint(batch *pgx.Batch) (confirm func() error) {
 	if !s.isCheckpointOlderThan(checkpointPause) && !s.window.hasManySettled() {
 		return func() error { return nil }
 	}
-	batch.Queue(s.sql.asynchronous)
-	written := s.queueCheckpoint(batch, s.at)
+	written := s.queueCheckpoint(batch, &s.sql.lateCheckpoint, s.at)
 	return func() error {
 		if !*written {
 			return errOvertaken
@@ -115,8 +114,7 @@ func (s *settler) flushCheckpoint(ctx context.Context) error {
 // writeCheckpoint moves the cursor to at.
 func (s *settler) writeCheckpoint(ctx context.Context, at cursor) error {
 	batch := &pgx.Batch{}
-	batch.Queue(s.sql.asynchronous)
-	written := s.queueCheckpoint(batch, at)
+	written := s.queueCheckpoint(batch, &s.sql.lateCheckpoint, at)
 	if err := s.db.SendBatch(ctx, batch).Close(); err != nil {
 		return fmt.Errorf("outbox: checkpoint: %w", err)
 	}
@@ -127,11 +125,11 @@ func (s *settler) writeCheckpoint(ctx context.Context, at cursor) error {
 }
 
 // queueCheckpoint adds the checkpoint to batch. After the batch, written says whether it was
-// written; if not, another relay has taken over.
-func (s *settler) queueCheckpoint(batch *pgx.Batch, at cursor) (written *bool) {
+// written; if not, another relay has taken over. statements has one for each table of cursors.
+func (s *settler) queueCheckpoint(batch *pgx.Batch, statements *[2]string, at cursor) (written *bool) {
 	written = new(bool)
 	s.marks++
-	batch.Queue(s.sql.checkpoint[s.which], s.epoch, s.marks, at.from.text, at.toText(), at.last).Exec(func(tag pgconn.CommandTag) error {
+	batch.Queue(statements[s.which], s.epoch, s.marks, at.from.text, at.toText(), at.last).Exec(func(tag pgconn.CommandTag) error {
 		*written = tag.RowsAffected() == 1
 		return nil
 	})
@@ -151,7 +149,7 @@ func (s *settler) noteExceptions(ctx context.Context, pages []*page, after curso
 		batch := &pgx.Batch{}
 		batch.Queue(s.sql.planByIndex)
 		ledger.queueStatements(&s.sql, batch)
-		written := s.queueCheckpoint(batch, after)
+		written := s.queueCheckpoint(batch, &s.sql.checkpoint, after)
 		batch.Queue(s.sql.promote, ledger.keys).Query(func(rows pgx.Rows) (err error) {
 			open, err = pgx.CollectRows(rows, pgx.RowTo[string])
 			return err
@@ -378,12 +376,16 @@ FROM unnest($1::bigint[], $2::bigint[], $3::text[]) o (id, wait, reason)
 WHERE h.id = o.id AND h.state IN ('refused', 'waiting') AND h.id = ANY (ARRAY` + sqlUnlockedHeld + `)`
 
 // sqlCheckpoint notes how far the log is published, unless the tenure is over. If another relay
-// takes over at this very moment, the row has the older epoch and is not read again.
+// takes over at this very moment, the row has the older epoch and is not read again. {commit} is empty, or the source of
+// the row: sqlCommitLate, which then needs no statement for itself.
 const sqlCheckpoint = `
 INSERT INTO {schema}.{cursor} (epoch, seq, from_snapshot, to_snapshot, last_id)
-SELECT $1, $2, $3, $4, $5
+SELECT $1, $2, $3, $4, $5{commit}
 WHERE EXISTS (SELECT FROM {schema}.outbox_relay WHERE epoch = $1) AND EXISTS (SELECT FROM {schema}.outbox_tenure WHERE epoch = $1)`
 
 // sqlAsynchronous makes the transaction's commit not wait for the disk. A checkpoint that a
 // crash of the server takes back costs duplicates. It takes back no earlier commit.
-const sqlAsynchronous = `SELECT set_config('synchronous_commit', 'off', true)`
+const (
+	sqlAsynchronous = `SELECT ` + sqlCommitLate
+	sqlCommitLate   = `set_config('synchronous_commit', 'off', true)`
+)

@@ -28,6 +28,8 @@ type bench struct {
 	rounds  int
 	slice   time.Duration
 	kinds   []kind
+	loads   []string // of the part quiet
+	listing bool     // of the statements at each of them
 	broker  *private.Broker
 	servers []*private.Server // the first is native
 }
@@ -61,11 +63,14 @@ func main() {
 	list := flag.String("parts", strings.Join(names, ","), "what is measured")
 	which := flag.String("kinds", strings.Join(kindNames(), ","), "what is compared")
 	on := flag.String("servers", "native,slow", "on which servers")
+	loads := flag.String("loads", strings.Join(loadNames(), ","), "at which loads the part quiet measures; half needs saturated before it")
+	flag.BoolVar(&b.listing, "statements", false, "list the statements of a saga at each load of the part quiet")
 	sweep := flag.Bool("sweep", false, "measure only which number of sagas in flight suits each kind best")
 	flag.Parse()
 	if *sweep {
 		*list = sweepPart
 	}
+	b.loads = strings.Split(*loads, ",")
 	defer profile.StartProfile(*cpu)()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -82,6 +87,11 @@ func (b *bench) runSections(ctx context.Context, names, which, on []string) (err
 	for _, name := range names {
 		if !slices.ContainsFunc(parts, func(p part) bool { return p.name == name }) {
 			return fmt.Errorf("there is no part %q", name)
+		}
+	}
+	for _, load := range b.loads {
+		if !slices.Contains(loadNames(), load) {
+			return fmt.Errorf("there is no load %q", load)
 		}
 	}
 	if b.kinds, err = pickKinds(which); err != nil {

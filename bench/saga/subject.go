@@ -134,6 +134,9 @@ func (s *subject) workThrough(ctx context.Context, warm, n, inFlight int, offer 
 	if err := l.waitUntilDone(ctx, 1+warm); err != nil {
 		return o, err
 	}
+	if err := s.beginListing(ctx); err != nil {
+		return o, err
+	}
 	before, err := s.readEffort(ctx)
 	if err != nil {
 		return o, err
@@ -148,7 +151,7 @@ func (s *subject) workThrough(ctx context.Context, warm, n, inFlight int, offer 
 	o = outcome{sagas: n, took: time.Since(begun), each: l.took[1+warm:]}
 	after, err := s.readEffort(ctx)
 	o.spent = after.subtractEffort(before)
-	return o, err
+	return o, errors.Join(err, s.listStatements(ctx, float64(n)))
 }
 
 // runFirst runs one saga before those that count: once it is completed, all connections are open.

@@ -35,6 +35,11 @@ SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan'
 	set_config('max_parallel_workers_per_gather', '0', true), set_config('jit', 'off', true),
 	set_config('plan_cache_mode', 'force_generic_plan', true)`
 
+// PlanSettings are the settings of PlanByIndex, for a session.
+var PlanSettings = map[string]string{
+	"enable_seqscan": "off", "enable_bitmapscan": "off", "max_parallel_workers_per_gather": "0", "jit": "off", "plan_cache_mode": "force_generic_plan",
+}
+
 // Promote makes the first waiting message of each key in $1 due, and returns the keys
 // without a message that holds back later ones. It skips a message that a person has locked.
 const Promote = `

@@ -251,6 +251,18 @@ SELECT pg_sequence_last_value('{schema}.outbox_leaf'::regclass) % 3 IS DISTINCT 
 		AND NOT ($3::text IS NOT NULL AND id <= $4 AND pg_visible_in_snapshot(xid, $3::text::pg_snapshot)))
 	AND ($5::bigint = 0 OR coalesce((SELECT created_at FROM {schema}.outbox_other WHERE leaf IS DISTINCT FROM -1 ORDER BY id DESC LIMIT 1)
 		<= clock_timestamp() - $5 * interval '1 microsecond', true))
+---- queries.lateCheckpoint0
+
+INSERT INTO {schema}.outbox_cursor_0 (epoch, seq, from_snapshot, to_snapshot, last_id)
+SELECT $1, $2, $3, $4, $5
+FROM set_config('synchronous_commit', 'off', true)
+WHERE EXISTS (SELECT FROM {schema}.outbox_relay WHERE epoch = $1) AND EXISTS (SELECT FROM {schema}.outbox_tenure WHERE epoch = $1)
+---- queries.lateCheckpoint1
+
+INSERT INTO {schema}.outbox_cursor_1 (epoch, seq, from_snapshot, to_snapshot, last_id)
+SELECT $1, $2, $3, $4, $5
+FROM set_config('synchronous_commit', 'off', true)
+WHERE EXISTS (SELECT FROM {schema}.outbox_relay WHERE epoch = $1) AND EXISTS (SELECT FROM {schema}.outbox_tenure WHERE epoch = $1)
 ---- queries.leafSizes
 
 SELECT ARRAY[pg_total_relation_size('{schema}.outbox_0'), pg_total_relation_size('{schema}.outbox_1'),
