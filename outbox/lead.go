@@ -78,9 +78,8 @@ func (r *Relay) leadTenure(ctx, work context.Context, t tenure) error {
 	defer end(nil)
 	r.topics.forgetProbes()
 	l := newLeader(r, t, ctx.Done())
-	if l.log.own = r.openLogPool(ctx); l.log.own != nil {
-		defer l.log.own.Close()
-	}
+	l.log.own = r.openLogPool(ctx)
+	defer l.log.closeOwn()
 	l.expiry = time.AfterFunc(time.Until(t.until), func() { end(errExpired) }) // no publishing without a lease
 	defer l.expiry.Stop()
 	var workers sync.WaitGroup

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"maps"
 	"slices"
+	"sync/atomic"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
@@ -106,5 +107,51 @@ func TestTheSessionForTheLogLeavesThePoolAlone(t *testing.T) {
 	}
 	if first, second := <-connected, <-connected; !first || second {
 		t.Errorf("settings in the session of the log: %t, in that of the pool: %t", first, second)
+	}
+}
+
+// A leader that loses the session for the log, and cannot open another, goes on with the service's pool.
+func TestALeaderLosesTheSessionForTheLog(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	config := f.pool.Config()
+	var full atomic.Bool
+	config.BeforeConnect = func(_ context.Context, c *pgx.ConnConfig) error {
+		if full.Load() && c.RuntimeParams["enable_seqscan"] != "" {
+			return errors.New("sorry, too many clients already")
+		}
+		return nil
+	}
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pool.Close()
+	l := newFixtureOn(t, pool, f.schema).leader(t, RelayOptions{})
+	if l.log.own = l.openLogPool(t.Context()); l.log.own == nil {
+		t.Fatal("the leader has no connection for the log")
+	}
+	defer l.log.closeOwn()
+	f.write(t, msg("k", "1"))
+	var backend int
+	if err := l.log.own.QueryRow(t.Context(), "SELECT pg_backend_pid()").Scan(&backend); err != nil {
+		t.Fatal(err)
+	}
+	full.Store(true)
+	if _, err := f.pool.Exec(t.Context(), "SELECT pg_terminate_backend($1, 10000)", backend); err != nil {
+		t.Fatal(err)
+	}
+	failures := 0
+	for ; failures < 5; failures++ {
+		rows, _, err := l.log.readPage(t.Context(), l.log.newReadBatch(), maxPage, maxPageBytes)
+		if err == nil {
+			if len(rows) != 1 {
+				t.Errorf("read %d messages, want 1", len(rows))
+			}
+			break
+		}
+	}
+	if failures < 1 || failures > 2 || l.log.own != nil {
+		t.Errorf("%d reads failed, and the leader has a session for the log: %t; want one or two, and none", failures, l.log.own != nil)
 	}
 }

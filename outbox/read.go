@@ -14,6 +14,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/sagamill/sagamill/internal/failpoint"
@@ -73,12 +74,27 @@ func (l *logReader) newReadBatch() *pgx.Batch {
 	return batch
 }
 
-// sendBatch sends a batch that newReadBatch has begun.
+// sendBatch sends a batch that newReadBatch has begun. If there is no connection for it, the next one uses the service's
+// pool.
 func (l *logReader) sendBatch(ctx context.Context, batch *pgx.Batch) error {
-	if l.own != nil {
-		return l.own.SendBatch(ctx, batch).Close()
+	if l.own == nil {
+		return l.db.SendBatch(ctx, batch).Close()
 	}
-	return l.db.SendBatch(ctx, batch).Close()
+	err := l.own.SendBatch(ctx, batch).Close()
+	var unconnected *pgconn.ConnectError
+	var failure *pgconn.PgError
+	if err != nil && (errors.As(err, &unconnected) || !errors.As(err, &failure)) {
+		l.closeOwn()
+	}
+	return err
+}
+
+// closeOwn closes the connection of the log, if there is one.
+func (l *logReader) closeOwn() {
+	if l.own != nil {
+		l.own.Close()
+		l.own = nil
+	}
 }
 
 // readPage returns the next messages, up to limit and up to so many bytes of payload, but at

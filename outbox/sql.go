@@ -97,21 +97,21 @@ var errNoSettings = errors.New("outbox: a pooler has dropped the settings of the
 // openLogPool opens a pool of one connection, whose session has the settings of outboxsql.PlanByIndex. A read of the log
 // then needs no statement for them. They are startup parameters, so that a pooler cannot give them to another client: it
 // refuses or drops them. Without them, or with the option NoListen, openLogPool returns nil.
-func (r *Relay) openLogPool(ctx context.Context) *pgxpool.Pool {
-	if r.opts.NoListen {
+func (s *core) openLogPool(ctx context.Context) *pgxpool.Pool {
+	if s.opts.NoListen {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, r.opts.Lease/looksPerLease)
+	ctx, cancel := context.WithTimeout(ctx, s.opts.Lease/looksPerLease)
 	defer cancel()
 	var pool *pgxpool.Pool
 	err := guard.Call(func() (err error) { // a hook of the pool may panic
-		if pool, err = pgxpool.NewWithConfig(ctx, logPoolConfig(r.db.Config())); err == nil {
+		if pool, err = pgxpool.NewWithConfig(ctx, logPoolConfig(s.db.Config())); err == nil {
 			err = pool.Ping(ctx)
 		}
 		return err
 	})
 	if err != nil {
-		r.opts.Logger.DebugContext(ctx, "outbox: the log is read through the pool of the service", "schema", r.opts.Schema, "error", err)
+		s.opts.Logger.DebugContext(ctx, "outbox: the log is read through the pool of the service", "schema", s.opts.Schema, "error", err)
 		if pool != nil {
 			pool.Close()
 		}
