@@ -48,8 +48,9 @@
 //	            ask of the servers. All kinds have one load before any has the next, in slices
 //	            of five seconds. The costs are processor time of client, database and broker,
 //	            statements, round trips, transactions and log. Transactions that write
-//	            include subtransactions. Autovacuum is on, and pg_stat_statements counts,
-//	            so this part runs alone: make bench-quiet
+//	            include subtransactions. Autovacuum is on, so this part runs alone: make
+//	            bench-quiet. Option -loads picks some of the loads. Option -statements lists
+//	            the statements of a saga, as pg_stat_statements sees them
 //	sweep       a kind's rate with 64 to 4,096 sagas in flight, and which number is best.
 //	            kinds.go has the result. Option -sweep measures this part alone
 //
