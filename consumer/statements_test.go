@@ -195,10 +195,13 @@ func TestAClaimThatIsOpenedAfterwards(t *testing.T) {
 func TestASuccessWakesNoRetrier(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
-		msgs []*message.Message
-		err  error
-		want int
+		before string
+		msgs   []*message.Message
+		err    error
+		want   int
 	}{
+		"a row that was there": {before: "INSERT INTO {schema}.inbox (scope, key, step, n, state) VALUES ('tenant', 'k', 'process-payment', '', 'open')",
+			msgs: []*message.Message{sent(0, act("k"))}, want: 1},
 		"alone":      {msgs: []*message.Message{sent(0, act("k"))}},
 		"in a batch": {msgs: []*message.Message{sent(0, act("k")), sent(0, act("l"))}},
 		"a failure":  {msgs: []*message.Message{sent(0, act("k"))}, err: errors.New("no"), want: 1},
@@ -208,6 +211,9 @@ func TestASuccessWakesNoRetrier(t *testing.T) {
 			t.Parallel()
 			f := newFixture(t)
 			c := f.consumer(t, Options{}, f.step(func(context.Context, pgx.Tx, Message[payment], Emit) error { return tt.err }, nil))
+			if tt.before != "" {
+				f.exec(t, tt.before)
+			}
 			if acked := settle(t, c, tt.msgs...); len(acked) != len(tt.msgs) {
 				t.Errorf("acked %q, want all", acked)
 			}
