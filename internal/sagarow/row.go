@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
+	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5"
 
@@ -106,10 +107,10 @@ func (r *Row) restoreMessages() {
 	}
 }
 
-// staysAsJSON reports whether message within other JSON keeps its bytes.
+// staysAsJSON reports whether message keeps its bytes within other JSON, in a column of text.
 func staysAsJSON(message []byte) bool {
 	encoded, err := json.Marshal(json.RawMessage(message))
-	return err == nil && bytes.Equal(encoded, message) && string(message) != "null"
+	return err == nil && bytes.Equal(encoded, message) && utf8.Valid(message)
 }
 
 // StatusOf returns the status of a progress, and the reason for it, clipped to what the table can hold.
