@@ -31,7 +31,7 @@ func TestMessagesKeepTheirBytes(t *testing.T) {
 			t.Parallel()
 			row := &Row{}
 			row.State = []byte(state)
-			row.Progress.Steps = []machine.Step{{State: machine.InFlight}, {State: machine.Undoing, Message: []byte("beside")}}
+			row.Progress.Steps = []machine.Step{{State: machine.InFlight}, {State: machine.Undoing, Message: []byte(`{"beside":1}`)}}
 			if tt.message != "" {
 				row.Progress.Steps[0].Message = []byte(tt.message)
 			}
