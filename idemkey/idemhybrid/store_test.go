@@ -45,7 +45,7 @@ func newFixture(t *testing.T) *fixture {
 	pool, schema := pgtest.Schema(t)
 	client := redistest.Client(t)
 	f := &fixture{t: t, pool: pool, schema: schema, redis: client}
-	return f.with(client, Options{Prefix: redistest.Prefix(t)})
+	return f.with(client, Options{Prefix: redistest.Prefix(t), CallTimeout: time.Minute}) // no call ends by the clock
 }
 
 // with returns another store on the same table and prefix.
@@ -363,7 +363,7 @@ func TestServers(t *testing.T) {
 	for name, client := range map[string]redis.UniversalClient{"cluster": redistest.Cluster(t), "flushed": server} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			f := newFixture(t).with(client, Options{RequireLock: true})
+			f := newFixture(t).with(client, Options{RequireLock: true, CallTimeout: time.Minute})
 			f.redis = client
 			flush := func() {
 				if client == server {
@@ -428,7 +428,7 @@ func TestRequireLock(t *testing.T) {
 			t.Parallel()
 			direct := newFixture(t)
 			p, client := redistest.NewProxy(t)
-			f := direct.with(client, Options{RequireLock: true, Logger: slog.New(slog.DiscardHandler)})
+			f := direct.with(client, Options{RequireLock: true, CallTimeout: 2 * time.Second, Logger: slog.New(slog.DiscardHandler)})
 			p.Lose(loss)
 			c := idemkeytest.Claim("k", "a")
 			if d, err := f.Begin(t.Context(), c); err == nil || d.Exec != nil {
@@ -474,7 +474,7 @@ func TestLog(t *testing.T) {
 	t.Parallel()
 	var log bytes.Buffer
 	p, client := redistest.NewProxy(t)
-	f := newFixture(t).with(client, Options{Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	f := newFixture(t).with(client, Options{CallTimeout: time.Second, Logger: slog.New(slog.NewTextHandler(&log, nil))})
 	p.Lose(redistest.LoseCalls)
 	commit(t, f.kind(t, idemkeytest.Claim("a", "a"), idemkey.KindProceed).Exec)
 	commit(t, f.kind(t, idemkeytest.Claim("b", "a"), idemkey.KindProceed).Exec)
@@ -538,7 +538,7 @@ func TestAPanicInAHookOfThePoolFreesTheLock(t *testing.T) {
 	}
 	t.Cleanup(pool.Close)
 	f.pool = pool
-	f = f.with(f.redis, Options{})
+	f = f.with(f.redis, Options{CallTimeout: time.Minute})
 	c := idemkeytest.Claim("k", "a")
 	if end := guardtest.End(func() { _, _ = f.Store.Begin(t.Context(), c) }); end != guardtest.Value {
 		t.Errorf("Begin ended with %v, want %v", end, guardtest.Value)

@@ -2,6 +2,7 @@ package idemkeytest_test
 
 import (
 	"testing"
+	"time"
 
 	"github.com/sagamill/sagamill/idemkey/idemhybrid"
 	"github.com/sagamill/sagamill/idemkey/idemkeytest"
@@ -28,7 +29,7 @@ func TestStores(t *testing.T) {
 		"idemhybrid": func(t *testing.T) idemkeytest.Backend {
 			t.Helper()
 			b := postgres(t)
-			store, err := idemhybrid.New(b.Store.(*idempg.Store), redistest.Client(t), &idemhybrid.Options{Prefix: redistest.Prefix(t)})
+			store, err := idemhybrid.New(b.Store.(*idempg.Store), redistest.Client(t), &idemhybrid.Options{Prefix: redistest.Prefix(t), CallTimeout: time.Minute})
 			if err != nil {
 				t.Fatalf("idemhybrid.New: %v", err)
 			}

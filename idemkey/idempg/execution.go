@@ -31,6 +31,7 @@ type execution struct {
 	token   pgtype.UUID
 	record  record    // nil without a key
 	expires time.Time // of the record, by the database's clock
+	origin  origin    // of the transaction; zero until it has begun
 	misused func() idemkey.Response
 	ended   sync.Once
 	given   bool // the connection was given back
@@ -64,13 +65,17 @@ func (e *execution) prepareTx(c *idemkey.Claim, opening func(*pgx.Batch)) {
 	e.tx = lazytx.New(e.conn.Conn(), options, opening)
 }
 
-// readXID reads the settings of the transaction, and its id.
-func (e *execution) readXID(row pgx.Row) error {
+// readXID reads before, the settings of the transaction, its id and its origin.
+func (e *execution) readXID(row pgx.Row, before ...any) error {
 	var xid string
-	err := row.Scan(nil, &xid)
+	err := row.Scan(append(before, nil, &xid, &e.origin.serverStarted, &e.origin.opened)...)
 	e.tx.Identify(xid)
 	return err
 }
+
+// An origin is when and on which server a transaction has got its id. Only that server knows the id, and only
+// until it crashes. The times are the server's.
+type origin struct{ serverStarted, opened time.Time }
 
 // limitOpening ends an opening that is under way when ctx ends. done ends the execution.
 func (e *execution) limitOpening(ctx context.Context) (done func()) {
@@ -282,6 +287,8 @@ func (e *execution) rollBackTx(ctx context.Context) error {
 
 // txCommitted reports whether the transaction of a connection that is closed was committed. Where the
 // server does not say within a while, it has not noticed yet that the connection is closed, and will roll back.
+// A server that has crashed since, or another one, does not know: txCommitted then reports false. A handler
+// that ended its transaction before the crash runs again.
 func (e *execution) txCommitted(ctx context.Context) bool {
 	xid := e.tx.ID()
 	if xid == "" {
@@ -289,7 +296,7 @@ func (e *execution) txCommitted(ctx context.Context) bool {
 	}
 	for range freeTries {
 		var status string
-		err := e.s.pool.QueryRow(ctx, "SELECT pg_xact_status($1::text::xid8)", xid).Scan(&status)
+		err := e.s.pool.QueryRow(ctx, sqlReadCommitted, xid, e.origin.serverStarted, e.origin.opened).Scan(&status)
 		if err != nil || status != "in progress" {
 			return status == "committed"
 		}

@@ -25,12 +25,7 @@ func (s *Store) claimInline(ctx context.Context, e *execution, c *idemkey.Claim)
 	)
 	e.prepareTx(c, func(b *pgx.Batch) {
 		b.Queue(sqlTryLock, append(s.txLimitArgs(c), in.lock, c.TTL.Milliseconds())...).
-			QueryRow(func(row pgx.Row) error {
-				var xid string
-				err := row.Scan(&mine, &in.expires, nil, &xid)
-				e.tx.Identify(xid)
-				return err
-			})
+			QueryRow(func(row pgx.Row) error { return e.readXID(row, &mine, &in.expires) })
 		b.Queue(s.q.readRecord, c.ID.Namespace, c.ID.Scope, c.ID.Key).Query(func(rows pgx.Rows) (err error) {
 			if rec, err = collectRecord(rows); errors.Is(err, idemkey.ErrRecordCorrupt) {
 				corrupt, err = err, nil

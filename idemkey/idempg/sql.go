@@ -67,8 +67,19 @@ const txLimits = `
 	|| set_config('idle_in_transaction_session_timeout', $2::bigint::text, true)
 	|| set_config('client_connection_check_interval', $3::bigint::text, true) AS limits`
 
+// txOrigin tells when and on which server a transaction has got its id.
+const txOrigin = `pg_postmaster_start_time() AS server_started, statement_timestamp() AS opened`
+
+// sqlReadCommitted returns whether the transaction called $1 was committed. No row: the server was started after
+// time $2, has crashed after time $3, or is another one, as after a failover. It may then have given the id to
+// another transaction, because an id that was not yet written to the log is given out again. A crash resets the
+// statistics of the server. So does an operator; that costs an answer, too.
+const sqlReadCommitted = `
+SELECT pg_xact_status($1::text::xid8)
+WHERE pg_postmaster_start_time() = $2 AND pg_stat_get_bgwriter_stat_reset_time() < $3`
+
 // sqlLimitTx is for transactions without a record.
-const sqlLimitTx = `SELECT` + txLimits + `, pg_current_xact_id()::text`
+const sqlLimitTx = `SELECT` + txLimits + `, pg_current_xact_id()::text, ` + txOrigin
 
 // onlyInTx makes a statement fail, with an error that says why, unless it is executed in the transaction
 // called {xid}, or that is empty. A handler may have ended the transaction and begun another in one
@@ -84,7 +95,7 @@ var sqlCheckTx = `SELECT ` + strings.ReplaceAll(onlyInTx, "{xid}", "$1::text")
 // the end of the business transaction. No row, or an error: the claim was taken
 // over, or is being taken over.
 const sqlLockRecord = `
-SELECT` + txLimits + `, pg_current_xact_id()::text
+SELECT` + txLimits + `, pg_current_xact_id()::text, ` + txOrigin + `
 FROM {schema}.idempotency_key
 WHERE namespace = $4 AND scope = $5 AND key = $6 AND token = $7 AND state = 1
 FOR UPDATE NOWAIT`
@@ -93,7 +104,7 @@ FOR UPDATE NOWAIT`
 // ClaimInline, if it is free. A caller that does not get it needs no transaction id.
 const sqlTryLock = `
 SELECT mine, clock_timestamp() + $5::bigint * interval '1 ms' AS expires_at,` + txLimits + `,
-	CASE WHEN mine THEN pg_current_xact_id()::text ELSE '' END
+	CASE WHEN mine THEN pg_current_xact_id()::text ELSE '' END, ` + txOrigin + `
 FROM (SELECT pg_try_advisory_xact_lock($4) AS mine) AS key_lock`
 
 // ownersOfLock are the sessions that hold the advisory lock $1, which has halves in pg_locks.

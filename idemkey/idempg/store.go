@@ -157,7 +157,9 @@ func (s *Store) acquireConn(ctx context.Context) (*pgxpool.Conn, error) {
 // claimKey makes e the owner of c.ID, or decides otherwise.
 func (s *Store) claimKey(ctx context.Context, e *execution, c *idemkey.Claim) (idemkey.Decision, error) {
 	if c.ID.Key == "" {
-		e.prepareTx(c, func(b *pgx.Batch) { b.Queue(sqlLimitTx, s.txLimitArgs(c)...).QueryRow(e.readXID) })
+		e.prepareTx(c, func(b *pgx.Batch) {
+			b.Queue(sqlLimitTx, s.txLimitArgs(c)...).QueryRow(func(row pgx.Row) error { return e.readXID(row) })
+		})
 		return idemkey.Decision{Kind: idemkey.KindProceed, Exec: e, Attempt: 1}, nil
 	}
 	if s.memo.metBefore(c.ID) {

@@ -86,7 +86,7 @@ SELECT
 		CASE WHEN current_setting('statement_timeout')::interval BETWEEN interval '1 us' AND $1::bigint * interval '1 ms'
 		THEN current_setting('statement_timeout') ELSE $1::bigint::text END, true)
 	|| set_config('idle_in_transaction_session_timeout', $2::bigint::text, true)
-	|| set_config('client_connection_check_interval', $3::bigint::text, true) AS limits, pg_current_xact_id()::text
+	|| set_config('client_connection_check_interval', $3::bigint::text, true) AS limits, pg_current_xact_id()::text, pg_postmaster_start_time() AS server_started, statement_timestamp() AS opened
 FROM {schema}.idempotency_key
 WHERE namespace = $4 AND scope = $5 AND key = $6 AND token = $7 AND state = 1
 FOR UPDATE NOWAIT
