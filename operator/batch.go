@@ -29,6 +29,7 @@ type engine struct {
 	db            *pgxpool.Pool
 	by, why       string
 	begin         string // the BEGIN statement, with a limit for an idle transaction
+	beginRead     string // the BEGIN statement of a limited read; "": reads have no limit
 	insertJournal string // of changes of messages; Instances have a journal of their own
 
 	beforeCommit, afterCommit func() error // failpoints
@@ -61,6 +62,20 @@ func (e *engine) commitChange(ctx context.Context, change func(tx pgx.Tx) error)
 		return err
 	}
 	return e.afterCommit()
+}
+
+// A querier is a pool or a transaction.
+type querier interface {
+	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
+	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
+}
+
+// readLimited calls read, with the limit of [Options].ReadTimeout for each statement.
+func (e *engine) readLimited(ctx context.Context, read func(db querier) error) error {
+	if e.beginRead == "" {
+		return read(e.db)
+	}
+	return pgx.BeginTxFunc(ctx, e.db, pgx.TxOptions{BeginQuery: e.beginRead}, func(tx pgx.Tx) error { return read(tx) })
 }
 
 // writeJournal writes who did verb to ids, which what picked. Without ids it writes nothing.

@@ -223,6 +223,8 @@ func (s *decisionSweep) visitInstance(ctx context.Context, p *pickedInstance) er
 		return nil
 	case err != nil:
 		return fmt.Errorf("operator: %s %s: %w", s.decision.Verb, p.Address, sqlschema.Explain(err))
+	case !s.filter.holdsUp(&p.Instance):
+		return nil
 	}
 	return s.each(ctx, p, refusal)
 }

@@ -1,5 +1,5 @@
-// Package operator is for a person outside of the services: the command sagamill is built on it, and a console
-// can be. It reads and changes tables. It is never in the path of a message, and needs neither a broker nor a
+// Package operator is for a person outside of the services: the command sagamill and package console are
+// built on it. It reads and changes tables. It is never in the path of a message, and needs neither a broker nor a
 // running consumer, relay or orchestrator: those see each change.
 //
 //   - [DeadLetters] lists, previews, redrives, buries and discards the dead letters of the inbox
@@ -8,6 +8,7 @@
 //   - [Locator] finds the steps and messages of one saga.
 //   - [Instances] shows saga instances and applies a [Decision] to one, or to all that a filter picks.
 //   - [ReadOverview] returns the state of each schema of a database, and its problems.
+//   - [Instances.ReadPace], [ListProcesses] and [ListSchemas] are for pages that show a whole database.
 //   - [ReadJournal] shows the changes that operators have made to messages.
 //
 // Monitoring needs none of this: outbox.ReadStats, consumer.ReadStats and saga.ReadStats count.
@@ -38,7 +39,8 @@
 // locate.go: the rows of one saga. replay.go: copies of messages at the end of the log.
 //
 // instances.go lists instances, timeline.go shows one and says what a cancellation would compensate. decide.go applies
-// a decision to one, decideall.go to many. overview.go reads the status of whole schemas.
+// a decision to one, decideall.go to many. overview.go reads the status of whole schemas, pace.go
+// how many instances begin and end.
 //
 // The statements are in sqlinbox.go, sqloutbox.go and sqlinstances.go.
 package operator

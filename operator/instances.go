@@ -5,9 +5,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype/zeronull"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -19,6 +21,12 @@ import (
 	"github.com/sagamill/sagamill/internal/sqlschema"
 	"github.com/sagamill/sagamill/outbox"
 	"github.com/sagamill/sagamill/saga"
+)
+
+// Address and Status are those of package saga, for programs that import no other package of this module.
+type (
+	Address = saga.Address
+	Status  = saga.Status
 )
 
 // An Instance is one run of a saga, as lists show it.
@@ -91,7 +99,7 @@ func NewInstances(db *pgxpool.Pool, opts *Options) (*Instances, error) {
 		return nil, fmt.Errorf("operator: NewInstances: %w", err)
 	}
 	n := &Instances{rows: sagarow.NewStatements(o.Schema), sql: newInstanceQueries(o.Schema), writer: writer, engine: engine{
-		db: db, by: o.By, why: o.Why, begin: sqlBeginDecision, pause: backoff.Sleep,
+		db: db, by: o.By, why: o.Why, begin: sqlBeginDecision, beginRead: o.beginLimitedRead(), pause: backoff.Sleep,
 		beforeCommit: func() error { return failpoint.Hit("saga/before-decision-commit") },
 		afterCommit:  func() error { return failpoint.Hit("saga/after-decision-commit") },
 	}}
@@ -109,39 +117,85 @@ type InstanceFilter struct {
 	Key     string
 	Older   time.Duration // started at least this long ago
 	Silent  time.Duration // unchanged for this long
+	ID      string        // a UUID: the correlation id of its messages
+
+	// UnchangedSince is a moment by the clock of the database: see [ReadClock]. A change of many with such a filter can be
+	// repeated: what it has changed, it leaves alone. [Instances.PreviewAll] with the same filter says what it will do.
+	UnchangedSince time.Time
+
+	// Step is the name of a step that holds the instance up, as [Instance].Step has it. It picks live instances whose
+	// plan is registered. [Instances.Count] refuses it: the tables have no index of steps.
+	Step string
+}
+
+// holdsUp reports whether the step of the filter is among those that hold an instance up.
+func (f *InstanceFilter) holdsUp(i *Instance) bool {
+	return f.Step == "" || slices.Contains(strings.Split(i.Step, ","), f.Step)
 }
 
 func (f *InstanceFilter) instanceArgs(after saga.Address) ([]any, error) {
 	if f.Older < 0 || f.Silent < 0 {
 		return nil, errors.New("an age is negative")
 	}
-	live := f.Live || f.Status != "" && !machine.Phase(f.Status).Ended() // an index has only these
+	var id *uuid.UUID
+	if f.ID != "" {
+		parsed, err := uuid.Parse(f.ID)
+		if err != nil {
+			return nil, fmt.Errorf("the id %.50q is not a UUID", f.ID)
+		}
+		id = &parsed
+	}
+	live := f.Live || f.Step != "" || f.Status != "" && !machine.Phase(f.Status).Ended() // an index has only these
 	return []any{plannedAnew, after.Scope, after.Key, after.Path, f.Saga, f.Version, f.Status, live, f.Scope, f.Key,
-		f.Older.Microseconds(), f.Silent.Microseconds()}, nil
+		f.Older.Microseconds(), f.Silent.Microseconds(), id, timeOrNil(f.UnchangedSince)}, nil
 }
 
 // List returns instances by scope, key and path, so that nested ones follow those around them:
 // those behind the one at after, at most limit and at most [MaxList]. Begin with the zero
 // Address and continue with the Address of the last one.
+//
+// With a Step, List reads limit instances and returns those that the step holds up, which may be none: see
+// [Instances.Walk].
 func (n *Instances) List(ctx context.Context, filter InstanceFilter, after saga.Address, limit int) ([]Instance, error) {
+	all, _, err := n.Walk(ctx, filter, after, limit)
+	return all, err
+}
+
+// Walk is [Instances.List] and also returns where to go on: the address of the last instance that was read, or nil if
+// there are no more.
+func (n *Instances) Walk(ctx context.Context, filter InstanceFilter, after saga.Address, limit int) (all []Instance, next *saga.Address, err error) {
 	args, err := filter.instanceArgs(after)
 	if err != nil {
-		return nil, fmt.Errorf("operator: list instances: %w", err)
+		return nil, nil, fmt.Errorf("operator: list instances: %w: %w", ErrInvalid, err)
 	}
-	rows, _ := n.db.Query(ctx, n.sql.list, append(args, min(limit, MaxList))...)
-	all, err := pgx.CollectRows(rows, scanListed)
+	limit = min(limit, MaxList)
+	err = n.readLimited(ctx, func(db querier) error {
+		rows, _ := db.Query(ctx, n.sql.list, append(args, limit)...)
+		if all, err = pgx.CollectRows(rows, scanListed); err != nil {
+			return err
+		}
+		return n.addWaits(ctx, db, all)
+	})
 	if err != nil {
-		return nil, fmt.Errorf("operator: list instances: %w", sqlschema.Explain(err))
+		return nil, nil, fmt.Errorf("operator: list instances: %w", sqlschema.Explain(err))
 	}
-	return all, n.addWaits(ctx, all)
+	if len(all) > 0 && len(all) == limit {
+		last := all[len(all)-1].Address
+		next = &last
+	}
+	return slices.DeleteFunc(all, func(i Instance) bool { return !filter.holdsUp(&i) }), next, nil
 }
 
 // Count counts the instances that filter picks.
 func (n *Instances) Count(ctx context.Context, filter InstanceFilter) (count int, err error) {
 	args, err := filter.instanceArgs(saga.Address{})
-	if err == nil {
-		err = n.db.QueryRow(ctx, n.sql.count, args...).Scan(&count)
+	switch {
+	case err != nil:
+		return 0, fmt.Errorf("operator: count instances: %w: %w", ErrInvalid, err)
+	case filter.Step != "":
+		return 0, fmt.Errorf("operator: count instances: %w: a filter with a step cannot be counted", ErrInvalid)
 	}
+	err = n.readLimited(ctx, func(db querier) error { return db.QueryRow(ctx, n.sql.count, args...).Scan(&count) })
 	if err != nil {
 		return 0, fmt.Errorf("operator: count instances: %w", sqlschema.Explain(err))
 	}
@@ -227,7 +281,7 @@ const EndStep = "(on-end)"
 const maxListedProgress = 64 << 10
 
 // addWaits sets Step and WaitsFor of the live instances in all. Those whose plan is not known stay without.
-func (n *Instances) addWaits(ctx context.Context, all []Instance) error {
+func (n *Instances) addWaits(ctx context.Context, db querier, all []Instance) error {
 	at := map[[3]string]*Instance{}
 	var scopes, keys, paths []string
 	for k := range all {
@@ -241,7 +295,7 @@ func (n *Instances) addWaits(ctx context.Context, all []Instance) error {
 		return nil
 	}
 	machines := map[string]*machine.Machine{}
-	rows, _ := n.db.Query(ctx, n.sql.readWaits, scopes, keys, paths, maxListedProgress)
+	rows, _ := db.Query(ctx, n.sql.readWaits, scopes, keys, paths, maxListedProgress)
 	var address [3]string
 	var progress, plan string
 	_, err := pgx.ForEachRow(rows, []any{&address[0], &address[1], &address[2], &progress, &plan}, func() error {
@@ -256,10 +310,7 @@ func (n *Instances) addWaits(ctx context.Context, all []Instance) error {
 		}
 		return nil
 	})
-	if err != nil {
-		return fmt.Errorf("operator: list instances: %w", sqlschema.Explain(err))
-	}
-	return nil
+	return err
 }
 
 // compilePlan returns nil for a plan that this binary does not know.

@@ -3,6 +3,7 @@ package operator
 import (
 	"cmp"
 	"fmt"
+	"time"
 
 	"github.com/sagamill/sagamill/internal/sqlschema"
 )
@@ -17,10 +18,22 @@ type Options struct {
 	// By is the person and Why the reason, for the journal. Defaults: the login role of the session, and no
 	// reason. A decision about an instance and an edit need a name: from here, or said with them.
 	By, Why string
+
+	// ReadTimeout limits each statement of Instances.List, Instances.Count and Instances.ReadPace, on the server:
+	// it cancels a longer one, with the code 57014. Default: no limit besides that of the session.
+	ReadTimeout time.Duration
 }
 
-// withDefaults returns a copy of o with the default schema. Its only error names a schema
-// that is not a plain identifier.
+// beginLimitedRead returns the BEGIN statement of a transaction whose statements ReadTimeout limits, "" for no limit.
+func (o *Options) beginLimitedRead() string {
+	if o.ReadTimeout <= 0 {
+		return ""
+	}
+	return fmt.Sprintf("BEGIN READ ONLY; SET LOCAL statement_timeout = %d", max(1, o.ReadTimeout.Milliseconds()))
+}
+
+// withDefaults returns a copy of o with the default schema. Its error names a schema that is
+// not a plain identifier, or a negative ReadTimeout.
 func (o *Options) withDefaults() (Options, error) {
 	if o == nil {
 		o = &Options{}
@@ -29,6 +42,9 @@ func (o *Options) withDefaults() (Options, error) {
 	filled.Schema = cmp.Or(o.Schema, sqlschema.Default)
 	if err := sqlschema.Check(filled.Schema); err != nil {
 		return filled, fmt.Errorf("operator: option Schema: %w", err)
+	}
+	if filled.ReadTimeout < 0 {
+		return filled, fmt.Errorf("%w: option ReadTimeout is negative", ErrInvalid)
 	}
 	return filled, nil
 }

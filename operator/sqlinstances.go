@@ -14,20 +14,20 @@ const sqlBeginDecision = `BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL idle_i
 const listedColumns = `scope, key, path, id, root, name, version, coalesce(parent, ''), status, reason, tries,
 	started_at, updated_at, due_at, ended_at`
 
-// sqlListInstances reads up to $12 instances behind another one, without a lock.
+// sqlListInstances reads up to $14 instances behind another one, without a lock.
 const sqlListInstances = `
 SELECT {listed} FROM {schema}.saga
 WHERE (scope, key, path) > ($1, $2, $3) AND {filter}
-ORDER BY scope, key, path LIMIT $12`
+ORDER BY scope, key, path LIMIT $14`
 
-// sqlPickInstances is sqlListInstances for a change of many: of the instances that began by $13, with what a decision
-// needs to know. It leaves out a progress of more than $14 bytes.
+// sqlPickInstances is sqlListInstances for a change of many: of the instances that began by $15, with what a decision
+// needs to know. It leaves out a progress of more than $16 bytes.
 const sqlPickInstances = `
-SELECT {listed}, plan_hash, CASE WHEN length(progress) <= $14 THEN progress ELSE '' END,
+SELECT {listed}, plan_hash, CASE WHEN length(progress) <= $16 THEN progress ELSE '' END,
 	(extract(epoch FROM clock_timestamp() - started_at) * 1000)::bigint
 FROM {schema}.saga
-WHERE (scope, key, path) > ($1, $2, $3) AND {filter} AND started_at <= $13
-ORDER BY scope, key, path LIMIT $12`
+WHERE (scope, key, path) > ($1, $2, $3) AND {filter} AND started_at <= $15
+ORDER BY scope, key, path LIMIT $14`
 
 // sqlCheckPicked reads whether a locked instance is still one that sqlPickInstances would read.
 const sqlCheckPicked = `
@@ -41,7 +41,31 @@ WHERE (scope, key, path) > ($1, $2, $3) AND {filter}`
 const filterInstances = `($4::text = '' OR name = $4) AND ($5::integer = 0 OR version = $5) AND ($6::text = '' OR status = $6)
 	AND (NOT $7::boolean OR ended_at IS NULL) AND ($8::text = '' OR scope = $8) AND ($9::text = '' OR key = $9)
 	AND ($10::bigint = 0 OR started_at <= clock_timestamp() - $10::bigint * interval '1 microsecond')
-	AND ($11::bigint = 0 OR updated_at <= clock_timestamp() - $11::bigint * interval '1 microsecond')`
+	AND ($11::bigint = 0 OR updated_at <= clock_timestamp() - $11::bigint * interval '1 microsecond')
+	AND ($12::uuid IS NULL OR id = $12) AND ($13::timestamptz IS NULL OR updated_at <= $13)`
+
+// sqlReadPace counts instances by the minute in which they began or ended, 0 for the current one. It reads the $2 that
+// ended last within $1 minutes, by the index saga_ended_at, and the live ones, by saga_live. Of the instances that began
+// in this time there are no others. The last row has the number of ended instances that were read, and the minute of
+// the oldest of them.
+const sqlReadPace = `
+WITH moment AS MATERIALIZED (SELECT clock_timestamp() AS now),
+ended AS MATERIALIZED (
+	SELECT started_at, ended_at, status FROM {schema}.saga
+	WHERE ended_at > (SELECT now FROM moment) - $1::integer * interval '1 minute' ORDER BY ended_at DESC LIMIT $2),
+events AS (
+	SELECT ended_at AS at, status AS what FROM ended
+	UNION ALL
+	SELECT started_at, 'started' FROM ended
+	UNION ALL
+	SELECT started_at, 'started' FROM {schema}.saga WHERE ended_at IS NULL),
+minutes AS (
+	SELECT floor(extract(epoch FROM now - at) / 60)::integer AS minute, what FROM events, moment)
+SELECT minute, count(*) FILTER (WHERE what = 'started'), count(*) FILTER (WHERE what = 'completed'),
+	count(*) FILTER (WHERE what = 'compensated')
+FROM minutes WHERE minute BETWEEN 0 AND $1 - 1 GROUP BY minute
+UNION ALL
+SELECT -1, count(*), coalesce(floor(extract(epoch FROM (SELECT now FROM moment) - min(ended_at)) / 60)::bigint, 0), 0 FROM ended`
 
 // sqlFindAddresses finds the instances of a key at path $2, or the outermost ones if $2 is empty. It searches
 // scope $3, or every scope if $3 is empty: one look-up in the primary key leads from each scope to the next.
@@ -97,6 +121,7 @@ type instanceQueries struct {
 	list, count, findAddresses, readFamily      string
 	pick, limitLocks, checkPicked               string
 	readPlan, readJournal, readClock, readWaits string
+	readPace                                    string
 	decide, insertJournal                       string
 }
 
@@ -108,6 +133,7 @@ func newInstanceQueries(schema string) instanceQueries {
 		list: bind(sqlListInstances), count: bind(sqlCountInstances), findAddresses: bind(sqlFindAddresses), readFamily: bind(sqlReadFamily),
 		pick: bind(sqlPickInstances), limitLocks: sqlLimitLocks, checkPicked: bind(sqlCheckPicked),
 		readPlan: bind(sqlReadPlan), readWaits: bind(sqlReadWaits), readJournal: bind(sqlReadJournal), readClock: bind(sqlReadClock),
-		decide: bind(sqlDecideInstance), insertJournal: bind(sqlInsertJournal),
+		readPace: bind(sqlReadPace),
+		decide:   bind(sqlDecideInstance), insertJournal: bind(sqlInsertJournal),
 	}
 }

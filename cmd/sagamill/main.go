@@ -5,6 +5,8 @@
 //
 //	sagamill status                  the state of all schemas on one page, and their problems
 //
+//	sagamill console                 serve pages on which a person sees every saga, and acts on it
+//
 //	sagamill migrate up              create or update the tables
 //	sagamill migrate print           print the SQL, for people who apply it themselves
 //	sagamill migrate roles           print the SQL of database roles with the rights that each process needs
@@ -85,6 +87,7 @@ import (
 
 	"github.com/sagamill/sagamill/cmd/sagamill/internal/broker"
 	"github.com/sagamill/sagamill/cmd/sagamill/internal/cli"
+	"github.com/sagamill/sagamill/cmd/sagamill/internal/console"
 	"github.com/sagamill/sagamill/cmd/sagamill/internal/dead"
 	"github.com/sagamill/sagamill/cmd/sagamill/internal/dev"
 	"github.com/sagamill/sagamill/cmd/sagamill/internal/journal"
@@ -99,7 +102,7 @@ import (
 )
 
 func listCommands() []cli.Command {
-	return slices.Concat(dev.Commands(), status.Commands(), migrate.Commands(), outboxes.Commands(), dead.Commands(), replay.Commands(), journal.Commands(), sagas.Commands(), why.Commands(), broker.Commands(), topology.Commands(), version.Commands())
+	return slices.Concat(dev.Commands(), status.Commands(), console.Commands(), migrate.Commands(), outboxes.Commands(), dead.Commands(), replay.Commands(), journal.Commands(), sagas.Commands(), why.Commands(), broker.Commands(), topology.Commands(), version.Commands())
 }
 
 func main() {

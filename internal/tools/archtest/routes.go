@@ -44,10 +44,11 @@ var routes = map[string]string{
 	"examples/trip-saga/internal/trip POST /trips":                "principal",
 }
 
-// serving are the trees whose product files may listen: the root package, which runs the HTTP server of a service,
+// serving are the trees whose product files may listen: the root package, which runs the HTTP server of a service, the
+// command that serves the console behind a token,
 // programs of the examples, tools that measure and break them, and proxies of tests.
 var serving = []string{
-	rootPackage, "examples", "bench", "chaos",
+	rootPackage, "examples", "bench", "chaos", "cmd/sagamill/internal/console",
 	"internal/testing/certtest", "internal/testing/commitloss", "internal/devservices", "internal/testing/proctest", "internal/testing/rabbitcluster", "internal/testing/rabbitnode", "internal/testing/rabbittest", "internal/testing/redistest",
 }
 

@@ -49,6 +49,7 @@ var layers = map[string][]string{
 	"consumer":           {"outbox"},
 	"saga":               {"outbox", "consumer"},
 	"operator":           {"outbox", "consumer", "saga", "migrations"}, // an overview says which migrations a schema has had
+	"console":            {"operator"},
 	"rabbitmq":           {"outbox"},
 	"signing":            {"outbox"},
 	"protobuf":           {"outbox"},
@@ -170,7 +171,7 @@ var brokerLibraries = []string{"github.com/rabbitmq/amqp091-go", "github.com/Thr
 // checkCore keeps those libraries out of the core's binaries.
 func checkCore(f *file) []string {
 	tree, _ := layerOf(f.packagePath())
-	if f.isTest() || !slices.Contains([]string{"idemkey", "outbox", "consumer", "saga", "operator", "signing"}, tree) {
+	if f.isTest() || !slices.Contains([]string{"idemkey", "outbox", "consumer", "saga", "operator", "console", "signing"}, tree) {
 		return nil
 	}
 	return f.importing("a core package builds without a broker library", func(name string) bool {

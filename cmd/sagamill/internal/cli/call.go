@@ -37,6 +37,7 @@ type Call struct {
 	Stdout, Stderr io.Writer
 	Flags          *flag.FlagSet
 	Args           []string
+	MaxConns       int32 // of the pool of each database; default: 2
 
 	schemas     *string
 	databases   *urlList
@@ -46,7 +47,7 @@ type Call struct {
 
 // NewCall returns a call of cmd with the flags that all commands have.
 func NewCall(cmd Command, args []string, stdout, stderr io.Writer) *Call {
-	c := &Call{Command: cmd, Stdin: os.Stdin, Stdout: stdout, Stderr: stderr, Args: args, Flags: flag.NewFlagSet(cmd.Words, flag.ContinueOnError)}
+	c := &Call{Command: cmd, Stdin: os.Stdin, Stdout: stdout, Stderr: stderr, Args: args, MaxConns: maxConns, Flags: flag.NewFlagSet(cmd.Words, flag.ContinueOnError)}
 	c.Flags.SetOutput(io.Discard) // main prints the error, and PrintHelp the flags
 	c.schemas = c.Flags.String("schema", migrations.DefaultSchema, "schema of the tables; default: "+migrations.DefaultSchema)
 	c.databases = newURLList(os.Getenv("DATABASE_URL"))

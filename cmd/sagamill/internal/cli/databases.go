@@ -1,11 +1,13 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"net"
 	"net/url"
+	"regexp"
 	"slices"
 	"strconv"
 
@@ -17,8 +19,12 @@ import (
 // A urlList is the flag -database. The flag may be given several times, and replaces the default then.
 type urlList struct {
 	urls  []string
+	names []string // of the URLs that were given, "" without one
 	given bool
 }
+
+// namedURL is a URL with a name before it.
+var namedURL = regexp.MustCompile(`^([A-Za-z0-9_.-]{1,63})=(postgres(?:ql)?://.*)$`)
 
 func newURLList(byDefault string) *urlList {
 	l := &urlList{}
@@ -31,15 +37,27 @@ func newURLList(byDefault string) *urlList {
 // String is for package flag: an error must not quote a URL, which may have a password.
 func (l *urlList) String() string { return "" }
 
-// Set adds a database.
+// Set adds a database: a URL, or NAME=URL.
 func (l *urlList) Set(url string) error {
 	if !l.given {
-		l.urls, l.given = nil, true
+		l.urls, l.names, l.given = nil, nil, true
+	}
+	name := ""
+	if found := namedURL.FindStringSubmatch(url); found != nil {
+		name, url = found[1], found[2]
 	}
 	if url != "" {
-		l.urls = append(l.urls, url)
+		l.urls, l.names = append(l.urls, url), append(l.names, name)
 	}
 	return nil
+}
+
+// nameOf returns the name that the command line gives a database, "" for none.
+func (l *urlList) nameOf(i int) string {
+	if i < len(l.names) {
+		return l.names[i]
+	}
+	return ""
 }
 
 // OneDatabase returns the URL of the database. It returns an error if the command line names several.
@@ -53,6 +71,7 @@ func (c *Call) OneDatabase() (string, error) {
 // A Database is one of the databases of the command line.
 type Database struct {
 	Pool  *pgxpool.Pool
+	Name  string // as -database NAME=URL says, or that of the database on its server
 	Label string // its name if there are several, else ""
 	flag  string // its -database on a command line for a shell; "" if it is the only one
 }
@@ -66,16 +85,18 @@ func (c *Call) OpenDatabases(ctx context.Context) (all []*Database, err error) {
 		}
 		return nil, err
 	}
-	for _, text := range c.databases.urls {
+	for i, text := range c.databases.urls {
 		config, err := parseDatabase(text)
 		if err != nil {
 			return fail(err)
 		}
+		config.MaxConns = c.MaxConns
 		pool, err := pgxpool.NewWithConfig(ctx, config)
 		if err != nil {
 			return fail(err)
 		}
-		all = append(all, &Database{Pool: pool, Label: config.ConnConfig.Database, flag: " -database " + QuoteWord(redactURL(text, config))})
+		name := cmp.Or(c.databases.nameOf(i), config.ConnConfig.Database)
+		all = append(all, &Database{Pool: pool, Name: name, Label: name, flag: " -database " + QuoteWord(redactURL(text, config))})
 	}
 	if len(all) == 1 {
 		all[0].Label, all[0].flag = "", ""
@@ -125,7 +146,6 @@ func parseDatabase(text string) (*pgxpool.Config, error) {
 	if err != nil {
 		return nil, errors.New("-database, or DATABASE_URL without it, is not a PostgreSQL URL or connection string")
 	}
-	config.MaxConns = maxConns
 	config.ConnConfig.ConnectTimeout = connectTimeout
 	config.ConnConfig.RuntimeParams["application_name"] = "sagamill"
 	return config, nil

@@ -22,7 +22,7 @@ func (c *Call) TakeSeveral(without Default) {
 		which = "default: all that have tables of sagamill"
 	}
 	c.Flags.Lookup("schema").Usage = "these schemas, separated by commas; " + which
-	c.Flags.Lookup("database").Usage = "URL of the database; several times for several databases; default: DATABASE_URL"
+	c.Flags.Lookup("database").Usage = "URL of the database, or NAME=URL; several times for several databases; default: DATABASE_URL"
 }
 
 // A Default says which schemas a command is about if -schema is not given.

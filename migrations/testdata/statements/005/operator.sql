@@ -224,7 +224,8 @@ ORDER BY i.scope, i.key, i.step, i.n FOR UPDATE OF i SKIP LOCKED
 SELECT EXISTS (SELECT FROM {schema}.saga WHERE scope = $1 AND key = $2 AND path = $3 AND ($4::text = '' OR name = $4) AND ($5::integer = 0 OR version = $5) AND ($6::text = '' OR status = $6)
 	AND (NOT $7::boolean OR ended_at IS NULL) AND ($8::text = '' OR scope = $8) AND ($9::text = '' OR key = $9)
 	AND ($10::bigint = 0 OR started_at <= clock_timestamp() - $10::bigint * interval '1 microsecond')
-	AND ($11::bigint = 0 OR updated_at <= clock_timestamp() - $11::bigint * interval '1 microsecond'))
+	AND ($11::bigint = 0 OR updated_at <= clock_timestamp() - $11::bigint * interval '1 microsecond')
+	AND ($12::uuid IS NULL OR id = $12) AND ($13::timestamptz IS NULL OR updated_at <= $13))
 ---- instanceQueries.count
 
 SELECT count(*) FROM {schema}.saga
@@ -232,6 +233,7 @@ WHERE (scope, key, path) > ($1, $2, $3) AND ($4::text = '' OR name = $4) AND ($5
 	AND (NOT $7::boolean OR ended_at IS NULL) AND ($8::text = '' OR scope = $8) AND ($9::text = '' OR key = $9)
 	AND ($10::bigint = 0 OR started_at <= clock_timestamp() - $10::bigint * interval '1 microsecond')
 	AND ($11::bigint = 0 OR updated_at <= clock_timestamp() - $11::bigint * interval '1 microsecond')
+	AND ($12::uuid IS NULL OR id = $12) AND ($13::timestamptz IS NULL OR updated_at <= $13)
 ---- instanceQueries.decide
 
 UPDATE {schema}.saga SET status = $4, reason = $5, progress = $6, tries = 0,
@@ -262,18 +264,20 @@ WHERE (scope, key, path) > ($1, $2, $3) AND ($4::text = '' OR name = $4) AND ($5
 	AND (NOT $7::boolean OR ended_at IS NULL) AND ($8::text = '' OR scope = $8) AND ($9::text = '' OR key = $9)
 	AND ($10::bigint = 0 OR started_at <= clock_timestamp() - $10::bigint * interval '1 microsecond')
 	AND ($11::bigint = 0 OR updated_at <= clock_timestamp() - $11::bigint * interval '1 microsecond')
-ORDER BY scope, key, path LIMIT $12
+	AND ($12::uuid IS NULL OR id = $12) AND ($13::timestamptz IS NULL OR updated_at <= $13)
+ORDER BY scope, key, path LIMIT $14
 ---- instanceQueries.pick
 
 SELECT scope, key, path, id, root, name, version, coalesce(parent, ''), status, reason, tries,
-	started_at, updated_at, due_at, ended_at, plan_hash, CASE WHEN length(progress) <= $14 THEN progress ELSE '' END,
+	started_at, updated_at, due_at, ended_at, plan_hash, CASE WHEN length(progress) <= $16 THEN progress ELSE '' END,
 	(extract(epoch FROM clock_timestamp() - started_at) * 1000)::bigint
 FROM {schema}.saga
 WHERE (scope, key, path) > ($1, $2, $3) AND ($4::text = '' OR name = $4) AND ($5::integer = 0 OR version = $5) AND ($6::text = '' OR status = $6)
 	AND (NOT $7::boolean OR ended_at IS NULL) AND ($8::text = '' OR scope = $8) AND ($9::text = '' OR key = $9)
 	AND ($10::bigint = 0 OR started_at <= clock_timestamp() - $10::bigint * interval '1 microsecond')
-	AND ($11::bigint = 0 OR updated_at <= clock_timestamp() - $11::bigint * interval '1 microsecond') AND started_at <= $13
-ORDER BY scope, key, path LIMIT $12
+	AND ($11::bigint = 0 OR updated_at <= clock_timestamp() - $11::bigint * interval '1 microsecond')
+	AND ($12::uuid IS NULL OR id = $12) AND ($13::timestamptz IS NULL OR updated_at <= $13) AND started_at <= $15
+ORDER BY scope, key, path LIMIT $14
 ---- instanceQueries.readClock
 SELECT clock_timestamp()
 ---- instanceQueries.readFamily
@@ -283,6 +287,25 @@ SELECT scope, key, path, id, root, name, version, coalesce(parent, ''), status, 
 ---- instanceQueries.readJournal
 
 SELECT id, at, verb, step, who, why FROM {schema}.saga_journal WHERE scope = $1 AND key = $2 AND path = $3 ORDER BY id
+---- instanceQueries.readPace
+
+WITH moment AS MATERIALIZED (SELECT clock_timestamp() AS now),
+ended AS MATERIALIZED (
+	SELECT started_at, ended_at, status FROM {schema}.saga
+	WHERE ended_at > (SELECT now FROM moment) - $1::integer * interval '1 minute' ORDER BY ended_at DESC LIMIT $2),
+events AS (
+	SELECT ended_at AS at, status AS what FROM ended
+	UNION ALL
+	SELECT started_at, 'started' FROM ended
+	UNION ALL
+	SELECT started_at, 'started' FROM {schema}.saga WHERE ended_at IS NULL),
+minutes AS (
+	SELECT floor(extract(epoch FROM now - at) / 60)::integer AS minute, what FROM events, moment)
+SELECT minute, count(*) FILTER (WHERE what = 'started'), count(*) FILTER (WHERE what = 'completed'),
+	count(*) FILTER (WHERE what = 'compensated')
+FROM minutes WHERE minute BETWEEN 0 AND $1 - 1 GROUP BY minute
+UNION ALL
+SELECT -1, count(*), coalesce(floor(extract(epoch FROM (SELECT now FROM moment) - min(ended_at)) / 60)::bigint, 0), 0 FROM ended
 ---- instanceQueries.readPlan
 
 SELECT plan FROM {schema}.saga_definition WHERE name = $1 AND version = $2 AND starts_with(hash, $3)

@@ -1,0 +1,136 @@
+// Package console has the command that serves the console.
+package console
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/sagamill/sagamill/cmd/sagamill/internal/cli"
+	"github.com/sagamill/sagamill/console"
+)
+
+// Commands returns the commands of the family.
+func Commands() []cli.Command {
+	return []cli.Command{{Words: "console", About: "serve pages on which a person sees every saga, and acts on it, until interrupted", Run: serveConsole}}
+}
+
+const (
+	// maxConns is how many connections the console has to each database.
+	maxConns = 8
+
+	headerTimeout   = 10 * time.Second
+	idleTimeout     = 2 * time.Minute
+	maxHeader       = 32 << 10
+	shutdownTimeout = 30 * time.Second
+)
+
+var roles = map[string]console.Role{"viewer": console.RoleViewer, "operator": console.RoleOperator, "admin": console.RoleAdmin}
+
+func serveConsole(ctx context.Context, c *cli.Call) error {
+	c.TakeSeveral(cli.EverySchema)
+	listen := c.Flags.String("listen", "127.0.0.1:0", "address; default: a free port of 127.0.0.1")
+	roleName := c.Flags.String("role", "viewer", "what whoever has the printed URL may do: viewer, operator or admin; default: viewer")
+	by := c.Flags.String("by", cli.FindUserName(), "the name in the journal; default: the user who runs this")
+	if err := c.ParseDatabaseFlags(); err != nil {
+		return err
+	}
+	role, known := roles[*roleName]
+	if !known {
+		return fmt.Errorf("-role is viewer, operator or admin, not %q", *roleName)
+	}
+	if err := checkListen(*listen, c.AllowsPlaintext()); err != nil {
+		return err
+	}
+	names, err := c.NamedSchemas(cli.EverySchema)
+	if err != nil {
+		return err
+	}
+	c.MaxConns = maxConns
+	databases, err := c.OpenDatabases(ctx)
+	if err != nil {
+		return err
+	}
+	for _, d := range databases {
+		defer d.Pool.Close()
+	}
+	shown, err := chooseDatabases(ctx, databases, names)
+	if err != nil {
+		return err
+	}
+	access := newAccess(console.Actor(*by), role)
+	pages, err := console.New(shown, &console.Options{Authorize: access.authorize, Logger: slog.New(slog.NewTextHandler(c.Stderr, nil))})
+	if err != nil {
+		return err
+	}
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", *listen)
+	if err != nil {
+		return fmt.Errorf("-listen: %w", err)
+	}
+	access.bind(listener.Addr(), *listen)
+	fmt.Fprintf(c.Stdout, "console: %s\n", access.firstURL())
+	return servePages(ctx, listener, access.wrap(pages), pages)
+}
+
+// chooseDatabases returns what the console shows: of each database all schemas, or those of names that it has.
+func chooseDatabases(ctx context.Context, databases []*cli.Database, names []string) (shown []console.Database, err error) {
+	ctx, cancel := context.WithTimeout(ctx, cli.ReadTimeout)
+	defer cancel()
+	missing := slices.Clone(names)
+	for _, d := range databases {
+		one := console.Database{Name: d.Name, Pool: d.Pool}
+		if names != nil {
+			if one.Schemas, err = d.ListSchemas(ctx, names); err != nil {
+				return nil, d.AddName(err)
+			}
+			if len(one.Schemas) == 0 {
+				continue // to the console, none means all
+			}
+			missing = slices.DeleteFunc(missing, func(name string) bool { return slices.Contains(one.Schemas, name) })
+		}
+		shown = append(shown, one)
+	}
+	if len(missing) > 0 {
+		return nil, fmt.Errorf("no tables of sagamill in schema %s: has it been migrated?", strings.Join(missing, ", "))
+	}
+	return shown, nil
+}
+
+// checkListen returns an error for an address that other machines reach: the console speaks HTTP without TLS.
+func checkListen(address string, allowed bool) error {
+	host, _, err := net.SplitHostPort(address)
+	if err != nil {
+		return fmt.Errorf("-listen %q is not an address with a port, such as 127.0.0.1:7470", address)
+	}
+	ip := net.ParseIP(host)
+	if allowed || host == "localhost" || ip != nil && ip.IsLoopback() {
+		return nil
+	}
+	return fmt.Errorf("-listen %s: other machines could reach the console without TLS; listen on 127.0.0.1 and forward the port, or give -allow-plaintext", address)
+}
+
+// servePages serves until ctx ends. Then streams end, changes stop between two objects, and requests in hand finish.
+func servePages(ctx context.Context, listener net.Listener, handler http.Handler, pages *console.Console) error {
+	server := &http.Server{Handler: handler, ReadHeaderTimeout: headerTimeout, IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeader,
+		BaseContext: func(net.Listener) context.Context { return ctx }}
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(listener) }()
+	select {
+	case err := <-served:
+		return fmt.Errorf("serve: %w", err)
+	case <-ctx.Done():
+	}
+	ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTimeout)
+	defer cancel()
+	err := errors.Join(pages.Shutdown(ending), server.Shutdown(ending))
+	if err := <-served; !errors.Is(err, http.ErrServerClosed) {
+		return err
+	}
+	return err
+}

@@ -1,0 +1,196 @@
+package console
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"regexp"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/sagamill/sagamill/operator"
+)
+
+// A Database is a database that a console shows.
+type Database struct {
+	Name string        // in pages and URLs: letters, digits, dots, underscores and dashes
+	Pool *pgxpool.Pool // its role may be a reader; changes need the rights of an operator
+
+	// Schemas are the schemas to show. Default: each that has tables of sagamill when a page is read.
+	Schemas []string
+}
+
+// An Actor is the name of a person, as the journal stores it.
+type Actor string
+
+// A Role says what a person may do.
+type Role int
+
+// The roles. Each includes those before it.
+const (
+	RoleViewer   Role = iota // looks
+	RoleOperator             // also pauses, resumes, retries, redrives and cancels
+	RoleAdmin                // also overrides results and discards
+)
+
+// String returns the name of the role.
+func (r Role) String() string {
+	return map[Role]string{RoleViewer: "viewer", RoleOperator: "operator", RoleAdmin: "admin"}[r]
+}
+
+// ErrNotAuthorized is for Authorize functions: the request is of nobody who may see the console. The console answers 403.
+var ErrNotAuthorized = errors.New("console: not authorized")
+
+// Options change a [Console]. A nil *Options means the defaults.
+type Options struct {
+	// Authorize returns who sent a request and what the person may do. An error refuses the request with 403. It is called
+	// for each request besides those for static files. Default: everybody is a viewer, and each page says that it is
+	// read-only.
+	Authorize func(*http.Request) (Actor, Role, error)
+
+	// Redact returns what pages show of a payload or of the state of a saga. Default: all of it.
+	Redact func(Content) []byte
+
+	// MaxContent limits the bytes of a payload or of a state that a page shows. Default: 64 KiB.
+	MaxContent int
+
+	// ReadTimeout limits each statement of a page, and four times this long all of them. A page that takes longer says how
+	// to narrow the search. Default: 5 s.
+	ReadTimeout time.Duration
+
+	// Secret signs form tokens. Processes behind one address need the same one, of at least 32 bytes. Default: a random
+	// one, so that a restart makes open forms invalid.
+	Secret []byte
+
+	// Logger gets errors of the console, and each change. Default: slog.Default().
+	Logger *slog.Logger
+}
+
+// Content is a payload or a state that [Options].Redact may change.
+type Content struct {
+	Kind string // "payload", "headers" or "state"
+	Name string // the topic of the message, or the name of the saga
+	Data []byte
+}
+
+const (
+	defaultMaxContent  = 64 << 10
+	defaultReadTimeout = 5 * time.Second
+	minSecret          = 32
+
+	// pageReads is how many times ReadTimeout all statements of a page may take.
+	pageReads = 4
+)
+
+// A Console is an http.Handler for the pages. Mount it at any path with [http.StripPrefix]; the path ends in a slash. Any
+// number of goroutines may use it.
+type Console struct {
+	databases []Database
+	opts      Options
+	pages     map[string]*page // by path
+	menu      []*page
+	errorPage *page
+	assets    assetSet
+	origin    *http.CrossOriginProtection
+	signer    signer
+	overviews memo[[]operator.SchemaStatus]
+	paces     memo[operator.Pace]
+	processes memo[[]operator.Process]
+	counts    memo[int]
+	schemas   memo[[]string]
+	runs      *runSet
+	live      chan struct{} // a slot for each open stream
+}
+
+var validName = regexp.MustCompile(`^[A-Za-z0-9_.-]{1,63}$`)
+
+// New returns a console of databases. It does no I/O and starts nothing. Its errors name a database without a pool, a
+// name that is not plain or used twice, and options that make no sense.
+func New(databases []Database, opts *Options) (*Console, error) {
+	if opts == nil {
+		opts = &Options{}
+	}
+	o := *opts
+	if err := o.fillDefaults(); err != nil {
+		return nil, err
+	}
+	if err := checkDatabases(databases); err != nil {
+		return nil, err
+	}
+	assets, err := loadAssets()
+	if err != nil {
+		return nil, err
+	}
+	c := &Console{databases: databases, opts: o, assets: assets, origin: http.NewCrossOriginProtection(), signer: signer{o.Secret},
+		runs: newRunSet(), live: make(chan struct{}, maxStreams)}
+	if c.pages, err = c.buildPages(); err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+func (o *Options) fillDefaults() error {
+	switch {
+	case o.MaxContent < 0:
+		return errors.New("console: option MaxContent is negative")
+	case o.ReadTimeout < 0:
+		return errors.New("console: option ReadTimeout is negative")
+	case o.Secret != nil && len(o.Secret) < minSecret:
+		return fmt.Errorf("console: option Secret has %d bytes, fewer than %d", len(o.Secret), minSecret)
+	}
+	o.MaxContent = cmp.Or(o.MaxContent, defaultMaxContent)
+	o.ReadTimeout = cmp.Or(o.ReadTimeout, defaultReadTimeout)
+	if o.Logger == nil {
+		o.Logger = slog.Default()
+	}
+	if o.Secret == nil {
+		o.Secret = make([]byte, minSecret)
+		_, _ = rand.Read(o.Secret) // never fails
+	}
+	return nil
+}
+
+func checkDatabases(databases []Database) error {
+	if len(databases) == 0 {
+		return errors.New("console: New needs a database")
+	}
+	seen := map[string]bool{}
+	for _, d := range databases {
+		switch {
+		case !validName.MatchString(d.Name):
+			return fmt.Errorf("console: database name %.70q must match %s", d.Name, validName)
+		case seen[d.Name]:
+			return fmt.Errorf("console: two databases have the name %s", d.Name)
+		case d.Pool == nil:
+			return fmt.Errorf("console: database %s has no pool", d.Name)
+		}
+		for _, schema := range d.Schemas {
+			if _, err := operator.NewInstances(d.Pool, &operator.Options{Schema: schema}); err != nil {
+				return fmt.Errorf("console: database %s: %w", d.Name, err)
+			}
+		}
+		seen[d.Name] = true
+	}
+	return nil
+}
+
+// Shutdown stops the changes that run, each between two objects, and waits until they have ended. What they have done is
+// committed and in the journal. Its error is that of ctx. No change starts afterwards.
+func (c *Console) Shutdown(ctx context.Context) error { return c.runs.stopAll(ctx) }
+
+// redact returns what a page shows of content, and whether it is cut off.
+func (c *Console) redact(content Content) (data []byte, cut bool) {
+	data = content.Data
+	if c.opts.Redact != nil {
+		data = c.opts.Redact(content)
+	}
+	if len(data) > c.opts.MaxContent {
+		return data[:c.opts.MaxContent], true
+	}
+	return data, false
+}

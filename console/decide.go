@@ -1,0 +1,137 @@
+package console
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"net/http"
+	"net/url"
+
+	"github.com/sagamill/sagamill/operator"
+)
+
+// decideKind is the change that applies a verb to the sagas that a search of the list picks. The parameters are those of
+// the list, with verb and to: the step of a verb about a step.
+func (c *Console) decideKind() *changeKind {
+	return &changeKind{name: "decide", parse: func(ctx context.Context, params url.Values) (change, error) {
+		verb, known := decisionVerbs[operator.Verb(params.Get("verb"))]
+		if !known {
+			return nil, badRequest(fmt.Sprintf("There is no verb %.40q.", params.Get("verb")))
+		}
+		search, err := parseSagaSearch(params)
+		if err != nil {
+			return nil, err
+		}
+		if !search.narrows() {
+			return nil, badRequest("The search picks every saga of every schema: name a schema, a saga, a state, a key or another condition first.")
+		}
+		if search.ended() {
+			return nil, badRequest("A saga that has ended takes no decision.")
+		}
+		chosen, _, err := c.choosePlaces(ctx, search.In)
+		if err != nil {
+			return nil, err
+		}
+		return &decideChange{decisionVerb: verb, chosen: chosen, filter: search.filter(), of: search.describe(),
+			decision: operator.Decision{Verb: verb.Verb, Step: params.Get("to")}}, nil
+	}}
+}
+
+// A decisionVerb is a verb of package operator, as the console shows it.
+type decisionVerb struct {
+	Verb        operator.Verb
+	Label       string
+	needs       Role
+	consequence string
+}
+
+// decisionVerbs are those for many sagas.
+var decisionVerbs = map[operator.Verb]decisionVerb{
+	operator.VerbRetry: {operator.VerbRetry, "Retry", RoleOperator, "Each step that is stuck or waits starts its next attempt now, with all attempts again. " +
+		"The last message of a step that runs is sent again; its participant treats it as a duplicate if it has handled it."},
+	operator.VerbPause:  {operator.VerbPause, "Pause", RoleOperator, "No step begins, passes its deadline or is compensated until somebody resumes the saga. Replies are still taken."},
+	operator.VerbResume: {operator.VerbResume, "Resume", RoleOperator, "Paused sagas continue. Deadlines that would have passed meanwhile pass now."},
+	operator.VerbCancel: {operator.VerbCancel, "Cancel", RoleOperator, "The steps that are done are compensated, without waiting for running ones. This cannot be undone. It is refused once the pivot has been sent."},
+}
+
+// verbOrder is the order in which a page shows them.
+var verbOrder = []operator.Verb{operator.VerbRetry, operator.VerbPause, operator.VerbResume, operator.VerbCancel}
+
+// A decideChange decides about all sagas that a filter picks.
+type decideChange struct {
+	decisionVerb
+	chosen   []*place
+	filter   operator.InstanceFilter
+	decision operator.Decision
+	of       string
+}
+
+func (d *decideChange) role() Role          { return d.needs }
+func (d *decideChange) title() string       { return d.Label + " sagas: " + d.of }
+func (d *decideChange) consequence() string { return d.decisionVerb.consequence }
+func (d *decideChange) places() []*place    { return d.chosen }
+
+// undecided stands for the person and the reason in a preview, which the operator's decisions need.
+const undecided = "preview"
+
+func (d *decideChange) preview(ctx context.Context) (p preview, err error) {
+	for _, at := range d.chosen {
+		n, err := at.instances(undecided, undecided)
+		if err != nil {
+			return p, err
+		}
+		seen, err := n.PreviewAll(ctx, d.filter, d.decision, func(one operator.DecisionPreview) error {
+			if one.Refusal == "" && len(p.Samples) < maxSamples {
+				p.Samples = append(p.Samples, sample{at.Label, one.Address.String(), noteOf(&one.Instance)})
+			}
+			return nil
+		})
+		if err != nil {
+			return p, err
+		}
+		p.Count += seen.Decided
+		for reason, n := range seen.Refused {
+			if p.Refused == nil {
+				p.Refused = map[string]int{}
+			}
+			p.Refused[reason] += n
+		}
+	}
+	return p, nil
+}
+
+// noteOf says in a few words where an instance is.
+func noteOf(i *operator.Instance) string {
+	note := fmt.Sprintf("%s v%d, %s", i.Saga, i.Version, i.Status)
+	if i.Step != "" {
+		note += ", at " + i.Step
+	}
+	return note
+}
+
+func (d *decideChange) apply(ctx context.Context, o *applyOptions, progress func(tally)) (total tally, err error) {
+	decision := d.decision
+	decision.By, decision.Why = string(o.Actor), o.Why
+	for _, at := range d.chosen {
+		filter := d.filter
+		if filter.UnchangedSince, err = o.momentOf(at); err != nil {
+			return total, &pageError{Status: http.StatusConflict, What: "A schema was added after the preview.", Advice: "Look at the preview again."}
+		}
+		n, err := at.instances(o.Actor, o.Why)
+		if err != nil {
+			return total, err
+		}
+		sum := func(made operator.Decisions) tally {
+			t := tally{}
+			t.add(total)
+			t.add(tally{Done: made.Decided, Refused: made.Refused, Changed: made.Changed, Busy: made.Busy})
+			return t
+		}
+		made, err := n.DecideAll(ctx, filter, decision, &operator.DecideOptions{Rate: o.Rate, Progress: func(so operator.Decisions) { progress(sum(so)) }})
+		total = sum(made)
+		if err = cmp.Or(err, ctx.Err()); err != nil {
+			return total, err
+		}
+	}
+	return total, nil
+}

@@ -1,0 +1,100 @@
+package console
+
+import (
+	"fmt"
+	"html/template"
+	"net/url"
+	"strings"
+	"time"
+	"unicode"
+)
+
+// templateFuncs are the functions of all templates. What they return is escaped like any text.
+var templateFuncs = template.FuncMap{
+	"count": formatCount, "bytes": formatBytes, "lasted": formatDuration, "since": func(t time.Time) string { return formatAge(time.Since(t)) },
+	"rfc3339": func(t time.Time) string { return t.UTC().Format(time.RFC3339Nano) }, "utc": func(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05 UTC") },
+	"text": visibleText, "query": buildQuery, "plural": formatPlural,
+}
+
+// formatCount writes 1234567 as 1,234,567.
+func formatCount(n any) string { // of any type of integers
+	s := fmt.Sprint(n)
+	for i := len(s) - 3; i > 0 && s[i-1] != '-'; i -= 3 {
+		s = s[:i] + "," + s[i:]
+	}
+	return s
+}
+
+// formatPlural writes 1 saga and 2 sagas.
+func formatPlural(n int, one, many string) string {
+	if n == 1 {
+		return "1 " + one
+	}
+	return formatCount(n) + " " + many
+}
+
+func formatBytes(n int64) string {
+	const unit = 1024
+	switch {
+	case n < unit:
+		return fmt.Sprintf("%d B", n)
+	case n < unit*unit:
+		return fmt.Sprintf("%.0f KiB", float64(n)/unit)
+	case n < unit*unit*unit:
+		return fmt.Sprintf("%.1f MiB", float64(n)/unit/unit)
+	}
+	return fmt.Sprintf("%.1f GiB", float64(n)/unit/unit/unit)
+}
+
+// formatDuration writes the two largest units of d.
+func formatDuration(d time.Duration) string {
+	switch d = max(0, d); {
+	case d < time.Second:
+		return fmt.Sprintf("%d ms", d.Milliseconds())
+	case d < time.Minute:
+		return fmt.Sprintf("%d s", int(d.Seconds()))
+	case d < time.Hour:
+		return fmt.Sprintf("%d min %d s", int(d.Minutes()), int(d.Seconds())%60)
+	case d < 48*time.Hour:
+		return fmt.Sprintf("%d h %d min", int(d.Hours()), int(d.Minutes())%60)
+	}
+	return fmt.Sprintf("%d d %d h", int(d.Hours())/24, int(d.Hours())%24)
+}
+
+// formatAge writes the largest unit of d: people compare ages at a glance.
+func formatAge(d time.Duration) string {
+	switch {
+	case d < time.Minute:
+		return fmt.Sprintf("%d s", max(0, int(d.Seconds())))
+	case d < time.Hour:
+		return fmt.Sprintf("%d min", int(d.Minutes()))
+	case d < 48*time.Hour:
+		return fmt.Sprintf("%d h", int(d.Hours()))
+	}
+	return fmt.Sprintf("%d d", int(d.Hours())/24)
+}
+
+// visibleText replaces what does not show, or changes how the text around it shows, such as a mark of direction.
+func visibleText(value any) string {
+	return strings.Map(func(r rune) rune {
+		if r == ' ' || unicode.IsGraphic(r) && !unicode.In(r, unicode.Cf, unicode.Zs, unicode.Zl, unicode.Zp) {
+			return r
+		}
+		return unicode.ReplacementChar
+	}, fmt.Sprint(value))
+}
+
+// buildQuery returns pairs of names and values as a query, without those whose value is empty. It begins with a question
+// mark: html/template would escape what follows a mark in the template as one value.
+func buildQuery(pairs ...any) (string, error) {
+	if len(pairs)%2 != 0 {
+		return "", fmt.Errorf("console: query of %d values", len(pairs))
+	}
+	values := url.Values{}
+	for i := 0; i < len(pairs); i += 2 {
+		if value := fmt.Sprint(pairs[i+1]); value != "" {
+			values.Set(fmt.Sprint(pairs[i]), value)
+		}
+	}
+	return "?" + values.Encode(), nil
+}

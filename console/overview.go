@@ -1,0 +1,246 @@
+package console
+
+import (
+	"cmp"
+	"context"
+	"maps"
+	"net/url"
+	"slices"
+	"time"
+
+	"github.com/sagamill/sagamill/operator"
+)
+
+// How long what the overview reads is kept.
+const (
+	overviewAge = 4 * time.Second
+	paceAge     = 10 * time.Second
+	processAge  = 10 * time.Second
+)
+
+// overviewPage is the first page.
+func (c *Console) overviewPage() *page {
+	return &page{path: "", title: "Overview", inMenu: true, template: "overview.html", show: c.showOverview, live: c.showOverview, blocks: []string{"body"}}
+}
+
+// An overviewView is what overview.html gets.
+type overviewView struct {
+	Places    []placeView
+	Down      []unreachable
+	Problems  []problemView
+	States    []stateCount // sums of all places
+	Reasons   []deadReason
+	Processes []processView
+	Several   bool
+	Pace      *paceView
+}
+
+// A placeView is the state of one schema.
+type placeView struct {
+	*place
+	operator.SchemaStatus
+}
+
+type stateCount struct {
+	State  string
+	Count  int
+	Oldest time.Duration // how long the first of them has waited; 0: not known
+	Window string        // "last hour" for those that have ended
+	Floor  bool          // there are more
+}
+
+// A deadReason counts dead letters of steps.
+type deadReason struct {
+	Place  *place
+	Step   string // "": the message could not be read
+	Undo   bool   // they are compensations
+	Reason string
+	Count  int
+	Oldest time.Duration
+}
+
+type processView struct {
+	Database string
+	operator.Process
+}
+
+type problemView struct {
+	Place  *place
+	Kind   operator.ProblemKind
+	Text   string
+	Count  int
+	Oldest time.Duration
+	Link   string // a page below the base; "": none
+}
+
+func (c *Console) showOverview(ctx context.Context, r *request) (any, error) {
+	chosen, all, err := c.choosePlaces(ctx, r.values.Get("in"))
+	if err != nil {
+		return nil, err
+	}
+	v := &overviewView{Several: len(all) > 1}
+	for _, d := range c.databases {
+		if err := c.readDatabase(ctx, v, d, chosen); err != nil {
+			v.Down = append(v.Down, unreachable{d.Name, c.explainError(ctx, err)})
+		}
+	}
+	if len(v.Places) == 0 && len(v.Down) > 0 {
+		return nil, v.Down[0].Problem
+	}
+	c.readPaces(ctx, v)
+	v.sumStates()
+	v.listProblems()
+	slices.SortStableFunc(v.Reasons, func(a, b deadReason) int { return b.Count - a.Count })
+	return v, nil
+}
+
+// readDatabase reads the schemas of one database that are chosen, and who is connected to it.
+func (c *Console) readDatabase(ctx context.Context, v *overviewView, d Database, chosen []*place) error {
+	var names []string
+	places := map[string]*place{}
+	for _, p := range chosen {
+		if p.Database == d.Name {
+			names = append(names, p.Schema)
+			places[p.Schema] = p
+		}
+	}
+	if len(names) == 0 {
+		return nil
+	}
+	key := url.Values{"database": {d.Name}, "schema": names}.Encode()
+	read, err := c.overviews.get(ctx, key, overviewAge, func(ctx context.Context) ([]operator.SchemaStatus, error) {
+		return operator.ReadOverview(ctx, d.Pool, names...)
+	})
+	if err != nil {
+		return err
+	}
+	for _, status := range read {
+		v.Places = append(v.Places, placeView{places[status.Schema], status})
+	}
+	processes, err := c.processes.get(ctx, d.Name, processAge, func(ctx context.Context) ([]operator.Process, error) {
+		return operator.ListProcesses(ctx, d.Pool)
+	})
+	for _, p := range processes {
+		v.Processes = append(v.Processes, processView{d.Name, p})
+	}
+	return err
+}
+
+// readPaces sums the paces of all places. A pace that takes too long is left out, and the view says so.
+func (c *Console) readPaces(ctx context.Context, v *overviewView) {
+	for i := range v.Places {
+		p := &v.Places[i]
+		if p.Sagas == nil {
+			continue
+		}
+		if v.Pace == nil {
+			v.Pace = newPaceView()
+		}
+		pace, err := c.paces.get(ctx, p.Name, paceAge, func(ctx context.Context) (operator.Pace, error) {
+			n, err := p.instances("", "")
+			if err != nil {
+				return operator.Pace{}, err
+			}
+			return n.ReadPace(ctx)
+		})
+		if err != nil {
+			v.Pace.Missing = append(v.Pace.Missing, p.Label+": "+c.explainError(ctx, err).What)
+			continue
+		}
+		v.Pace.add(&pace)
+	}
+}
+
+func (v *overviewView) sumStates() {
+	sums := map[string]*stateCount{}
+	add := func(state string, count int, oldest time.Duration) {
+		s := sums[state]
+		if s == nil {
+			s = &stateCount{State: state}
+			sums[state] = s
+		}
+		s.Count, s.Oldest = s.Count+count, max(s.Oldest, oldest)
+	}
+	for i := range v.Places {
+		g := v.Places[i].Sagas
+		if g == nil {
+			continue
+		}
+		add("stuck", g.Stuck, g.OldestStuck)
+		add("paused", g.Paused, g.OldestPaused)
+		add("compensating", g.Compensating, 0)
+		add("running", g.Running, g.Silent)
+	}
+	if v.Pace != nil {
+		for _, m := range v.Pace.minutes {
+			add("completed", m.Completed, 0)
+			add("compensated", m.Compensated, 0)
+		}
+		for _, state := range []string{"completed", "compensated"} {
+			if s := sums[state]; s != nil {
+				s.Window, s.Floor = "last hour", v.Pace.Known < len(v.Pace.minutes)
+			}
+		}
+	}
+	for _, status := range statuses {
+		if s := sums[string(status)]; s != nil {
+			v.States = append(v.States, *s)
+		}
+	}
+	for i := range v.Places {
+		p := &v.Places[i]
+		if p.Inbox == nil {
+			continue
+		}
+		for _, parked := range p.Inbox.Parked {
+			if parked.Dead {
+				v.Reasons = append(v.Reasons, deadReason{p.place, parked.Step, parked.Undo, string(parked.Reason), parked.Messages, parked.Oldest})
+			}
+		}
+	}
+}
+
+// problemTexts say what each kind of problem is.
+var problemTexts = map[operator.ProblemKind]string{
+	operator.ProblemMigration:    "Migrations are missing in the schema.",
+	operator.ProblemGrant:        "The role of the console may not read all parts: this page is incomplete.",
+	operator.ProblemRepair:       "A part of the schema could not be read.",
+	operator.ProblemRelay:        "Messages are stored, and no relay is active.",
+	operator.ProblemBroker:       "A relay is active, and the oldest message has waited for too long.",
+	operator.ProblemTransaction:  "A transaction that has written has been open for minutes.",
+	operator.ProblemRefused:      "The broker refuses messages, or takes none of a topic.",
+	operator.ProblemOutboxDead:   "The broker has refused messages until their attempts were used up.",
+	operator.ProblemConsumer:     "A parked message has been due for too long.",
+	operator.ProblemDead:         "Dead letters of steps wait for a person.",
+	operator.ProblemOrchestrator: "A saga has been due for too long: no orchestrator continues it.",
+	operator.ProblemStuck:        "Sagas are stuck.",
+	operator.ProblemPaused:       "Sagas are paused until a person resumes them.",
+	operator.ProblemHeld:         "Sagas wait for a decision at a participant, about its dead letter.",
+}
+
+// problemStates are the states of the sagas that a problem is about.
+var problemStates = map[operator.ProblemKind]string{operator.ProblemStuck: "stuck", operator.ProblemPaused: "paused",
+	operator.ProblemHeld: "running", operator.ProblemOrchestrator: statusLive}
+
+func (v *overviewView) listProblems() {
+	for i := range v.Places {
+		p := &v.Places[i]
+		for _, problem := range p.Problems() {
+			one := problemView{Place: p.place, Kind: problem.Kind, Text: cmp.Or(problemTexts[problem.Kind], string(problem.Kind)), Count: problem.Count, Oldest: problem.Oldest}
+			if state := problemStates[problem.Kind]; state != "" {
+				one.Link = "sagas?" + url.Values{"in": {p.Name}, "state": {state}}.Encode()
+			}
+			v.Problems = append(v.Problems, one)
+		}
+	}
+}
+
+// LogBytes returns the size of the log of the outbox.
+func (p placeView) LogBytes() (total int64) {
+	if p.Outbox != nil {
+		for size := range maps.Values(p.Outbox.Leaves) {
+			total += size
+		}
+	}
+	return total
+}

@@ -1,0 +1,304 @@
+package console
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/sagamill/sagamill/operator"
+)
+
+const (
+	runPath = "run"
+
+	maxActiveRuns = 8
+	maxKeptRuns   = 200
+)
+
+// The states of a run.
+const (
+	runActive = "running"
+	runPaused = "paused" // by a person, or because the console stops; it can go on
+	runDone   = "done"
+	runFailed = "failed" // it can go on too: what is done is left alone
+)
+
+// A run is a confirmed change. It goes on after the browser has gone, and ends with the process. Its ID is that of the
+// form token.
+type run struct {
+	ID, Title string
+	Actor     Actor
+	Why       string
+	Total     int // objects of the preview
+	change    change
+	options   applyOptions
+	mu        sync.Mutex
+	state     string
+	begun     time.Time
+	ended     time.Time
+	before    tally // of earlier attempts
+	tally     tally // of all attempts so far
+	problem   *pageError
+	stop      context.CancelFunc
+}
+
+// A runSet has the runs of a process.
+type runSet struct {
+	mu       sync.Mutex
+	ctx      context.Context // ends when the console stops
+	stopRuns context.CancelFunc
+	working  sync.WaitGroup
+	all      map[string]*run
+	order    []string // ids, the oldest first
+}
+
+func newRunSet() *runSet {
+	ctx, stop := context.WithCancel(context.Background())
+	return &runSet{ctx: ctx, stopRuns: stop, all: map[string]*run{}}
+}
+
+// start begins a run, unless there is one with its ID, which it returns then.
+func (s *runSet) start(c *Console, r *run) (*run, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if known := s.all[r.ID]; known != nil {
+		return known, nil
+	}
+	if err := s.begin(c, r); err != nil {
+		return nil, err
+	}
+	s.all[r.ID] = r
+	s.order = append(s.order, r.ID)
+	s.forgetOld()
+	return r, nil
+}
+
+// begin starts an attempt of r. The caller holds s.mu.
+func (s *runSet) begin(c *Console, r *run) error {
+	if s.ctx.Err() != nil {
+		return &pageError{Status: http.StatusServiceUnavailable, What: "The console is stopping, and nothing has changed.", Advice: "Try again in a minute."}
+	}
+	active := 0
+	for _, other := range s.all {
+		if other.snapshot().State == runActive {
+			active++
+		}
+	}
+	if active >= maxActiveRuns {
+		return &pageError{Status: http.StatusServiceUnavailable, What: fmt.Sprintf("%d changes run already, and nothing has changed.", active), Advice: "Wait until one has ended."}
+	}
+	ctx, stop := context.WithCancel(s.ctx)
+	r.mu.Lock()
+	if r.begun.IsZero() {
+		r.begun = time.Now()
+	}
+	r.state, r.stop, r.before, r.problem, r.ended = runActive, stop, r.tally, nil, time.Time{}
+	r.mu.Unlock()
+	s.working.Go(func() {
+		defer stop()
+		c.runAttempt(ctx, r)
+	})
+	return nil
+}
+
+// forgetOld removes the oldest runs that have ended. The caller holds s.mu.
+func (s *runSet) forgetOld() {
+	for i := 0; len(s.order) > maxKeptRuns && i < len(s.order); {
+		if id := s.order[i]; s.all[id].snapshot().State == runActive {
+			i++
+		} else {
+			delete(s.all, id)
+			s.order = slices.Delete(s.order, i, i+1)
+		}
+	}
+}
+
+func (s *runSet) find(id string) *run {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.all[id]
+}
+
+// goOn begins another attempt of a run that is paused or has failed.
+func (s *runSet) goOn(c *Console, r *run) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if state := r.snapshot().State; state != runPaused && state != runFailed {
+		return nil
+	}
+	return s.begin(c, r)
+}
+
+func (s *runSet) stopAll(ctx context.Context) error {
+	s.mu.Lock()
+	s.stopRuns()
+	s.mu.Unlock()
+	ended := make(chan struct{})
+	go func() {
+		s.working.Wait()
+		close(ended)
+	}()
+	select {
+	case <-ended:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// runAttempt applies the change of r until it is done, fails or is paused. A panic of a change ends the run and not the
+// process.
+func (c *Console) runAttempt(ctx context.Context, r *run) {
+	var err error
+	defer func() {
+		if caught := recover(); caught != nil {
+			err = fmt.Errorf("console: change panicked: %v", caught)
+		}
+		c.endAttempt(ctx, r, err)
+	}()
+	c.opts.Logger.InfoContext(ctx, "console: change begins", "change", r.Title, "actor", string(r.Actor), "objects", r.Total, "run", r.ID)
+	var t tally
+	t, err = r.change.apply(ctx, &r.options, r.note)
+	r.note(t)
+}
+
+// note keeps the counts of the attempt so far.
+func (r *run) note(t tally) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	sum := tally{Done: r.before.Done}
+	sum.add(t)
+	r.tally = sum
+}
+
+func (c *Console) endAttempt(ctx context.Context, r *run, err error) {
+	var problem *pageError
+	state := runDone
+	switch {
+	case err != nil && ctx.Err() != nil:
+		state = runPaused
+	case err != nil:
+		state, problem = runFailed, c.explainError(context.WithoutCancel(ctx), err)
+	}
+	r.mu.Lock()
+	r.state, r.problem, r.ended = state, problem, time.Now()
+	done := r.tally.Done
+	r.mu.Unlock()
+	c.opts.Logger.InfoContext(context.WithoutCancel(ctx), "console: change "+state, "change", r.Title, "actor", string(r.Actor), "done", done, "run", r.ID)
+}
+
+// A runView is what run.html gets.
+type runView struct {
+	ID, Title, State string
+	Actor            Actor
+	Why              string
+	Total            int
+	Tally            tally
+	Refusals         []reasonCount
+	Begun, Ended     time.Time
+	Problem          *pageError
+	CanPause         bool
+	CanResume        bool
+}
+
+func (v *runView) pageTitle() string { return v.Title }
+func (v *runView) isFinished() bool  { return v.State == runDone }
+
+// Left returns how many objects of the preview have not been looked at.
+func (v *runView) Left() int {
+	left := v.Total - v.Tally.Done - v.Tally.Changed - v.Tally.Busy
+	if v.State == runDone {
+		return 0
+	}
+	return max(0, left)
+}
+
+func (r *run) snapshot() *runView {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return &runView{ID: r.ID, Title: r.Title, State: r.state, Actor: r.Actor, Why: r.Why, Total: r.Total, Tally: r.tally, Refusals: sortReasons(r.tally.Refused),
+		Begun: r.begun, Ended: r.ended, Problem: r.problem}
+}
+
+// runPages returns the page of a run, with its forms that pause it and let it go on.
+func (c *Console) runPages() []*page {
+	return []*page{{path: runPath, title: "Change", template: "run.html", show: c.showRun, live: c.showRun, blocks: []string{"progress"}, post: c.steerRun}}
+}
+
+func (c *Console) findRun(id string) (*run, error) {
+	r := c.runs.find(id)
+	if r == nil {
+		return nil, &pageError{Status: http.StatusNotFound, What: "This process does not know this change: it runs in another one, or the console was restarted.",
+			Advice: "The journal says what it has done. To do the rest, preview and confirm it again."}
+	}
+	return r, nil
+}
+
+func (c *Console) showRun(_ context.Context, r *request) (any, error) {
+	found, err := c.findRun(r.values.Get("id"))
+	if err != nil {
+		return nil, err
+	}
+	v := found.snapshot()
+	may := r.role >= found.change.role()
+	v.CanPause, v.CanResume = may && v.State == runActive, may && (v.State == runPaused || v.State == runFailed)
+	return v, nil
+}
+
+// steerRun pauses a run, or lets it go on.
+func (c *Console) steerRun(_ context.Context, w http.ResponseWriter, r *request) error {
+	if err := c.signer.checkPostToken(r.values.Get("token"), r.session, r.actor); err != nil {
+		return err
+	}
+	found, err := c.findRun(r.values.Get("id"))
+	if err != nil {
+		return err
+	}
+	if r.role < found.change.role() {
+		return c.errRole(r, found.change.role())
+	}
+	switch r.values.Get("do") {
+	case "pause":
+		found.mu.Lock()
+		found.stop()
+		found.mu.Unlock()
+	case "resume":
+		err = c.runs.goOn(c, found)
+	default:
+		err = badRequest("The form does not say pause or resume.")
+	}
+	if err != nil {
+		return err
+	}
+	return redirect(w, r, runPath, url.Values{"id": {found.ID}})
+}
+
+// readMoments reads the clock of the database of each place.
+func readMoments(ctx context.Context, places []*place) (map[string]time.Time, error) {
+	moments := map[string]time.Time{}
+	for _, p := range places {
+		at, err := operator.ReadClock(ctx, p.pool)
+		if err != nil {
+			return nil, err
+		}
+		moments[p.Name] = at
+	}
+	return moments, nil
+}
+
+// errMoment reports a place that was not there when the change was previewed.
+var errMoment = errors.New("console: a schema was added after the preview")
+
+// momentOf returns the moment of a place.
+func (o *applyOptions) momentOf(p *place) (time.Time, error) {
+	at, known := o.Moments[p.Name]
+	if !known {
+		return at, errMoment
+	}
+	return at, nil
+}
