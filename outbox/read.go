@@ -18,6 +18,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/sagamill/sagamill/internal/failpoint"
+	"github.com/sagamill/sagamill/internal/outboxsql"
 	"github.com/sagamill/sagamill/internal/stepkey"
 )
 
@@ -163,7 +164,7 @@ func (l *logReader) readSmallDifference(ctx context.Context, batch *pgx.Batch, b
 				continue
 			}
 			var m row
-			if err := m.scanColumns(found, &m.behind, &now, &m.leaf, &listed); err != nil {
+			if err := m.scanLogged(found, &m.behind, &now, &m.leaf, &listed); err != nil {
 				return err
 			}
 			rows = append(rows, m)
@@ -245,7 +246,7 @@ func (l *logReader) fetchMessages(ctx context.Context, batch *pgx.Batch, list []
 		if len(some) > 0 {
 			batch.Queue(l.sql.fetchMessages[leaf], some).Query(appendRows(&rows, func(m *row, found pgx.Rows) error {
 				m.leaf = leaf
-				return m.scanColumns(found, &m.behind)
+				return m.scanLogged(found, &m.behind)
 			}))
 		}
 	}
@@ -278,6 +279,19 @@ type row struct {
 func (m *row) scanColumns(rows pgx.Rows, more ...any) error {
 	return rows.Scan(append([]any{&m.ID, &m.MessageID, &m.Topic, &m.Type, &m.Scope, &m.Key, &m.Step, &m.N, &m.OrderingKey,
 		&m.CorrelationID, &m.CausationID, &m.ContentType, &m.Headers, &m.Payload, &m.CreatedAt, &m.Attempts}, more...)...)
+}
+
+// scanLogged is scanColumns for a row of the log, which leaves out derived columns.
+func (m *row) scanLogged(rows pgx.Rows, more ...any) error {
+	if err := m.scanColumns(rows, more...); err != nil {
+		return err
+	}
+	c := outboxsql.Expand(outboxsql.Columns{
+		ID: m.MessageID.String(), Topic: m.Topic, Scope: m.Scope, Key: m.Key, Causation: m.CausationID,
+		Type: m.Type, Correlation: m.CorrelationID, ContentType: m.ContentType, OrderingKey: m.OrderingKey,
+	})
+	m.Type, m.CorrelationID, m.ContentType, m.OrderingKey = c.Type, c.Correlation, c.ContentType, c.OrderingKey
+	return nil
 }
 
 // scanHeldRow reads a message that a statement on held messages returns.
@@ -488,7 +502,7 @@ const (
 // sqlBehind is the held message of the same ordering key behind which the message m has to wait.
 const sqlBehind = `coalesce((
 	SELECT h.id FROM {schema}.outbox_held h
-	WHERE h.state IN ('refused', 'waiting') AND h.ordering_key = m.ordering_key ORDER BY h.id LIMIT 1), 0)`
+	WHERE h.state IN ('refused', 'waiting') AND h.ordering_key = ` + outboxsql.LoggedOrderingKey + ` ORDER BY h.id LIMIT 1), 0)`
 
 // sqlFetchMessages reads listed messages, and the held message of the same ordering key behind
 // which each has to wait. It takes no lock: stored messages never change.

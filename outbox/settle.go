@@ -12,6 +12,7 @@ import (
 
 	"github.com/sagamill/sagamill/internal/cleantext"
 	"github.com/sagamill/sagamill/internal/failpoint"
+	"github.com/sagamill/sagamill/internal/outboxsql"
 )
 
 // cursorRows is after how many checkpoints the two tables of cursors take turns.
@@ -341,12 +342,12 @@ func (r *refusalLog) admitLine(topic string, now time.Time) (unsaid int, log boo
 const sqlHoldMessages = `
 INSERT INTO {schema}.outbox_held (id, message_id, topic, type, scope, key, step, n, ordering_key,
 	correlation_id, causation_id, content_type, headers, payload, created_at, state, due_at, attempts, reason, refused_at)
-SELECT id, message_id, topic, type, scope, key, step, n, ordering_key,
-	correlation_id, causation_id, content_type, headers, payload, created_at,
+SELECT m.id, m.message_id, m.topic, ` + outboxsql.LoggedType + `, m.scope, m.key, m.step, m.n, ` + outboxsql.LoggedOrderingKey + `,
+	` + outboxsql.LoggedCorrelation + `, m.causation_id, ` + outboxsql.LoggedContentType + `, m.headers, m.payload, m.created_at,
 	o.state, CASE o.state WHEN 'waiting' THEN 'infinity' ELSE clock_timestamp() + o.wait * interval '1 microsecond' END,
 	o.attempts, o.reason, CASE WHEN o.attempts > 0 THEN clock_timestamp() END
 FROM unnest($1::bigint[], $2::text[], $3::bigint[], $4::int[], $5::text[]) o (id, state, wait, attempts, reason)
-JOIN {schema}.{leaf} USING (id)
+JOIN {schema}.{leaf} m USING (id)
 ON CONFLICT (id) DO NOTHING`
 
 // sqlUnlockedHeld locks the messages $1, except those that a person has locked. Those stay as

@@ -47,13 +47,14 @@ var parts = []part{
 	{"throughput", (*bench).throughput, (*bench).compareThroughput},
 	{"latency", (*bench).measureLatency, nil},
 	{quietPart, (*bench).measureQuiet, (*bench).compareQuiet},
+	{logPart, (*bench).measureLog, nil},
 }
 
 func main() {
 	b := &bench{}
 	var names []string
 	for _, p := range parts {
-		if p.name != quietPart && p.name != sweepPart { // these run alone: one has other settings, one finds ours
+		if p.name != quietPart && p.name != sweepPart && p.name != logPart { // they run alone: other settings, or no comparison
 			names = append(names, p.name)
 		}
 	}
@@ -99,7 +100,7 @@ func (b *bench) runSections(ctx context.Context, names, which, on []string) (err
 	}
 	slog.SetDefault(slog.New(slog.DiscardHandler))
 	configured := settings
-	if slices.Contains(names, quietPart) {
+	if slices.Contains(names, quietPart) || slices.Contains(names, logPart) {
 		configured = quietSettings
 	}
 	servers, err := private.StartServers(ctx, configured...)

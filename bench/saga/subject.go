@@ -76,10 +76,12 @@ type outcome struct {
 	took  time.Duration // from the first start to the last completion
 	spent effort
 	each  []time.Duration // how long the sagas took
+
+	logFrom, logTo int64 // the part of the write-ahead log that was written meanwhile
 }
 
 func (o outcome) addOutcome(p outcome) outcome {
-	return outcome{o.sagas + p.sagas, o.took + p.took, o.spent.addEffort(p.spent), nil}
+	return outcome{sagas: o.sagas + p.sagas, took: o.took + p.took, spent: o.spent.addEffort(p.spent)}
 }
 
 func (o outcome) sagaRate() float64 { return float64(o.sagas) / o.took.Seconds() }
@@ -150,7 +152,7 @@ func (s *subject) workThrough(ctx context.Context, warm, n, inFlight int, offer 
 	}
 	o = outcome{sagas: n, took: time.Since(begun), each: l.took[1+warm:]}
 	after, err := s.readEffort(ctx)
-	o.spent = after.subtractEffort(before)
+	o.spent, o.logFrom, o.logTo = after.subtractEffort(before), before.logged, after.logged
 	return o, errors.Join(err, s.listStatements(ctx, float64(n)))
 }
 
