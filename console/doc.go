@@ -19,7 +19,8 @@
 //	assets.go   static files, with a digest in the name
 //
 // overview.go and sparkline.go are the first page, sagas.go is the list, decide.go is the change of many sagas. format.go
-// has the functions of templates. assets/VENDORED.md lists the files of others.
+// has the functions of templates. outbox.go, topology.go with management.go, requests.go, journal.go and why.go only
+// read. assets/VENDORED.md lists the files of others.
 //
 // # How a page is added
 //

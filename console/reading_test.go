@@ -146,7 +146,7 @@ func TestHostileTextIsEscapedWhereverItIsRead(t *testing.T) {
 	f.putHeld(t, 1, hostileText)
 	f.putMessages(t, hostileText, 1)
 	f.putStuck(t, hostileText, 1)
-	f.exec(t, `UPDATE {schema}.outbox_held SET topic = $1, type = $1, scope = $1, key = $1, step = $1, ordering_key = $1, headers = json_build_object($1, $1), payload = convert_to($1, 'UTF8')`, hostileText)
+	f.exec(t, `UPDATE {schema}.outbox_held SET topic = $1, type = $1, scope = $1, key = $1, step = $1, ordering_key = $1, headers = json_build_object($1::text, $1::text), payload = convert_to($1, 'UTF8')`, hostileText)
 	f.exec(t, `INSERT INTO {schema}.operator_journal (who, verb, what, ids, why) VALUES ($1, $1, jsonb_build_object($1::text, $1::text), '{1}', $1)`, hostileText)
 	f.exec(t, `INSERT INTO {schema}.saga_journal (scope, key, path, verb, step, who, why) VALUES ($1, $1, $1, $1, $1, $1, $1)`, hostileText)
 	f.exec(t, `INSERT INTO {schema}.idempotency_key (namespace, scope, key, state, fp, fp_alg, token, attempt, lease_until, expires_at) VALUES ($1, $1, $1, 1, '', '', gen_random_uuid(), 1, now(), now())`, hostileText)

@@ -6,7 +6,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io"
 	"net/http"
 	"slices"
@@ -152,7 +151,8 @@ func (c *Console) showTopology(ctx context.Context, r *request) (any, error) {
 func (c *Console) readDescriptions(ctx context.Context) (services []describedService, err error) {
 	data, err := c.opts.Topology(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("console: option Topology: %w", err)
+		c.opts.Logger.WarnContext(ctx, "console: option Topology failed", "error", err)
+		return nil, &pageError{Status: http.StatusBadGateway, What: "Not all services have described themselves.", Advice: adviceLog}
 	}
 	unreadable := &pageError{Status: http.StatusBadGateway, What: "The descriptions of services cannot be read.", Advice: "They are JSON as a service serves it at /topology."}
 	if len(data) > maxDescribed {

@@ -9,6 +9,8 @@
 //   - [Instances] shows saga instances and applies a [Decision] to one, or to all that a filter picks.
 //   - [ReadOverview] returns the state of each schema of a database, and its problems.
 //   - [Instances.ReadPace], [ListProcesses] and [ListSchemas] are for pages that show a whole database.
+//   - [Reader] lists messages of the outbox, ordering keys that wait, topics, idempotency keys and what people have done,
+//     and finds what a key or an id names.
 //   - [ReadJournal] shows the changes that operators have made to messages.
 //
 // Monitoring needs none of this: outbox.ReadStats, consumer.ReadStats and saga.ReadStats count.
@@ -42,5 +44,8 @@
 // a decision to one, decideall.go to many. overview.go reads the status of whole schemas, pace.go
 // how many instances begin and end.
 //
-// The statements are in sqlinbox.go, sqloutbox.go and sqlinstances.go.
+// messages.go has [Reader] with the messages of the outbox, topics.go the topics, requests.go idempotency keys, activity.go
+// both journals, search.go what an id names.
+//
+// The statements are in sqlinbox.go, sqloutbox.go, sqlinstances.go and sqlreader.go.
 package operator

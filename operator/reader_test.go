@@ -115,13 +115,15 @@ func TestAMessageIsReadWithItsContent(t *testing.T) {
 	f.putHeld(t, 1_000_001, "refused", "k")
 	f.putHeld(t, 1_000_002, "waiting", "k")
 	f.putHeld(t, 1_000_003, "waiting", "other")
+	f.exec(t, `UPDATE {schema}.outbox SET type = '', ordering_key = '', correlation_id = '', content_type = ''`)
 	r := f.reader(t)
 	listed, _, err := r.ListMessages(t.Context(), MessageFilter{Place: PlaceLog}, MessageMark{}, 1)
 	if err != nil || len(listed) != 1 {
 		t.Fatalf("%v, %v", listed, err)
 	}
 	m, err := r.GetMessage(t.Context(), listed[0].ID)
-	if err != nil || string(m.Payload) != `{"x":1}` || string(m.Headers) != `{"a":"b"}` || m.ContentType != "application/json" || m.Place != PlaceStored || m.Size != 7 {
+	if err != nil || string(m.Payload) != `{"x":1}` || string(m.Headers) != `{"a":"b"}` || m.ContentType != "application/json" || m.Place != PlaceStored || m.Size != 7 ||
+		m.Type != "new" || m.OrderingKey != "acme\x1fnew000" || m.CorrelationID != m.MessageID {
 		t.Errorf("of the log: %+v, %v", m, err)
 	}
 	m, err = r.GetMessage(t.Context(), 1_000_002)

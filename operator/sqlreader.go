@@ -7,8 +7,12 @@ import (
 	"github.com/sagamill/sagamill/internal/sqlschema"
 )
 
-// messageColumns are the columns of a message in outbox, a leaf of it, and outbox_held.
+// messageColumns are the columns of a message of outbox_held, and of loggedColumns.
 const messageColumns = `id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id`
+
+// loggedColumns are those of the row m of a leaf, which leaves out what other columns say.
+const loggedColumns = `id, message_id, topic, ` + outboxsql.LoggedType + ` AS type, scope, key, step, n, ` + outboxsql.LoggedOrderingKey + ` AS ordering_key,
+		` + outboxsql.LoggedCorrelation + ` AS correlation_id, causation_id`
 
 // messageFilter is the condition of a [MessageFilter]: $1 to $7. An empty parameter matches every message.
 const messageFilter = `($1::text = '' OR topic = $1) AND ($2::text = '' OR type = $2) AND ($3::text = '' OR scope = $3)
@@ -45,7 +49,7 @@ SELECT p.xid::text, ` + listedMessage + `
 FROM p ` + sqlFirstHeld + ` ORDER BY p.xid, p.id`
 
 const sqlStoredLeaf = `
-	SELECT ` + messageColumns + `, payload, created_at, xid FROM {schema}.{leaf}
+	SELECT ` + loggedColumns + `, payload, created_at, xid FROM {schema}.{leaf} m
 	WHERE xid >= coalesce((SELECT pg_snapshot_xmin(past) FROM reach), '0'::xid8) AND (xid, id) > ($8::text::xid8, $9::bigint)`
 
 // sqlListLog lists the last $9 messages of the log with an id below $8, published or not, the newest first. One that is
@@ -64,7 +68,7 @@ SELECT '', ` + listedMessage + `
 FROM p ` + sqlFirstHeld + ` ORDER BY p.id DESC`
 
 const sqlLogLeaf = `
-	SELECT ` + messageColumns + `, payload, created_at, xid FROM {schema}.{leaf} WHERE id < $8::bigint`
+	SELECT ` + loggedColumns + `, payload, created_at, xid FROM {schema}.{leaf} m WHERE id < $8::bigint`
 
 // sqlListHeldPlace lists the first $10 held messages of the state $8 behind the id $9.
 const sqlListHeldPlace = `
@@ -91,7 +95,7 @@ SELECT '', ` + listedMessage + `, p.content_type, p.headers, p.payload
 FROM p ` + sqlFirstHeld
 
 const sqlMessageLeaf = `
-	SELECT ` + messageColumns + `, content_type, headers, payload, created_at, xid FROM {schema}.{leaf} WHERE id = $1`
+	SELECT ` + loggedColumns + `, ` + outboxsql.LoggedContentType + ` AS content_type, headers, payload, created_at, xid FROM {schema}.{leaf} m WHERE id = $1`
 
 // sqlListWaitingKeys lists the first $2 ordering keys behind $1 that are held up, and the first message of each. It reads
 // the messages of these keys alone, by the index outbox_held_ordering_key.
@@ -125,7 +129,7 @@ FROM (SELECT id, topic, type, created_at FROM ({leaves}) d ORDER BY id DESC LIMI
 GROUP BY topic, type ORDER BY topic, type LIMIT $2`
 
 const sqlSentLeaf = `
-	SELECT id, topic, type, created_at FROM {schema}.{leaf}`
+	SELECT id, topic, ` + outboxsql.LoggedType + ` AS type, created_at FROM {schema}.{leaf} m`
 
 // sqlListReceived lists the topics whose messages steps could not handle, among the $1 that were parked last.
 const sqlListReceived = `
@@ -200,8 +204,9 @@ ORDER BY id LIMIT $3`
 
 const sqlWantedMessage = `(key = $2 OR correlation_id = $2 OR causation_id = $2 OR message_id = $1::uuid)`
 
+// sqlFindMessagesLeaf needs no complete correlation_id: where it is left out, it is the causation_id or the message_id.
 const sqlFindMessagesLeaf = `
-	SELECT ` + messageColumns + ` FROM {schema}.{leaf} WHERE ` + sqlWantedMessage
+	SELECT ` + loggedColumns + ` FROM {schema}.{leaf} m WHERE ` + sqlWantedMessage
 
 // sqlFindParkedMessages finds up to $2 parked messages with the id $1.
 const sqlFindParkedMessages = `

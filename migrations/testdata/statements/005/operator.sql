@@ -587,6 +587,15 @@ SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlati
 FROM {schema}.outbox_held WHERE id = $1 AND (state = 'dead' OR (state = 'refused' OR state = 'waiting' AND due_at < 'infinity' AND reason <> ''))
 ---- outboxQueries.readClock
 SELECT clock_timestamp() - $1::bigint * interval '1 microsecond'
+---- outboxQueries.readContents
+
+SELECT DISTINCT ON (id) id, content_type, headers, payload FROM (
+	SELECT id, content_type, headers, CASE WHEN octet_length(payload) <= $2::integer THEN payload END AS payload
+	FROM {schema}.outbox WHERE id = ANY ($1::bigint[])
+	UNION ALL
+	SELECT id, content_type, headers, CASE WHEN octet_length(payload) <= $2::integer THEN payload END
+	FROM {schema}.outbox_held WHERE id = ANY ($1::bigint[])) found
+ORDER BY id
 ---- outboxQueries.redrive
 
 WITH batch AS (SELECT id FROM {schema}.outbox_held WHERE state = 'dead' AND id > $1 AND refused_at <= $2 AND ($3::bigint[] IS NULL OR id = ANY ($3))
@@ -610,13 +619,25 @@ WHERE id = $1 OR root = $1 OR key = $2 ORDER BY path = '' DESC, started_at DESC,
 SELECT DISTINCT scope, key, type, id, message_id::text FROM (
 	SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id FROM {schema}.outbox_held WHERE (key = $2 OR correlation_id = $2 OR causation_id = $2 OR message_id = $1::uuid)
 	UNION ALL 
-	SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id FROM {schema}.outbox_0 WHERE (key = $2 OR correlation_id = $2 OR causation_id = $2 OR message_id = $1::uuid)
+	SELECT id, message_id, topic, coalesce(nullif(m.type, ''), m.topic) AS type, scope, key, step, n, CASE left(m.ordering_key, 1) WHEN '' THEN m.scope || E'\x1f' || m.key
+		WHEN E'\x1f' THEN m.scope || E'\x1f' || m.key || m.ordering_key
+		WHEN E'\x1e' THEN substr(m.ordering_key, 2) ELSE m.ordering_key END AS ordering_key,
+		coalesce(nullif(m.correlation_id, ''), nullif(m.causation_id, ''), m.message_id::text) AS correlation_id, causation_id FROM {schema}.outbox_0 m WHERE (key = $2 OR correlation_id = $2 OR causation_id = $2 OR message_id = $1::uuid)
 UNION ALL
-	SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id FROM {schema}.outbox_1 WHERE (key = $2 OR correlation_id = $2 OR causation_id = $2 OR message_id = $1::uuid)
+	SELECT id, message_id, topic, coalesce(nullif(m.type, ''), m.topic) AS type, scope, key, step, n, CASE left(m.ordering_key, 1) WHEN '' THEN m.scope || E'\x1f' || m.key
+		WHEN E'\x1f' THEN m.scope || E'\x1f' || m.key || m.ordering_key
+		WHEN E'\x1e' THEN substr(m.ordering_key, 2) ELSE m.ordering_key END AS ordering_key,
+		coalesce(nullif(m.correlation_id, ''), nullif(m.causation_id, ''), m.message_id::text) AS correlation_id, causation_id FROM {schema}.outbox_1 m WHERE (key = $2 OR correlation_id = $2 OR causation_id = $2 OR message_id = $1::uuid)
 UNION ALL
-	SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id FROM {schema}.outbox_2 WHERE (key = $2 OR correlation_id = $2 OR causation_id = $2 OR message_id = $1::uuid)
+	SELECT id, message_id, topic, coalesce(nullif(m.type, ''), m.topic) AS type, scope, key, step, n, CASE left(m.ordering_key, 1) WHEN '' THEN m.scope || E'\x1f' || m.key
+		WHEN E'\x1f' THEN m.scope || E'\x1f' || m.key || m.ordering_key
+		WHEN E'\x1e' THEN substr(m.ordering_key, 2) ELSE m.ordering_key END AS ordering_key,
+		coalesce(nullif(m.correlation_id, ''), nullif(m.causation_id, ''), m.message_id::text) AS correlation_id, causation_id FROM {schema}.outbox_2 m WHERE (key = $2 OR correlation_id = $2 OR causation_id = $2 OR message_id = $1::uuid)
 UNION ALL
-	SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id FROM {schema}.outbox_other WHERE (key = $2 OR correlation_id = $2 OR causation_id = $2 OR message_id = $1::uuid)) found
+	SELECT id, message_id, topic, coalesce(nullif(m.type, ''), m.topic) AS type, scope, key, step, n, CASE left(m.ordering_key, 1) WHEN '' THEN m.scope || E'\x1f' || m.key
+		WHEN E'\x1f' THEN m.scope || E'\x1f' || m.key || m.ordering_key
+		WHEN E'\x1e' THEN substr(m.ordering_key, 2) ELSE m.ordering_key END AS ordering_key,
+		coalesce(nullif(m.correlation_id, ''), nullif(m.causation_id, ''), m.message_id::text) AS correlation_id, causation_id FROM {schema}.outbox_other m WHERE (key = $2 OR correlation_id = $2 OR causation_id = $2 OR message_id = $1::uuid)) found
 ORDER BY id LIMIT $3
 ---- readerQueries.findParked
 
@@ -729,13 +750,25 @@ reach AS MATERIALIZED (
 page AS MATERIALIZED (
 	SELECT d.*, CASE WHEN coalesce((SELECT pg_visible_in_snapshot(d.xid, past) OR pg_visible_in_snapshot(d.xid, next) AND d.id <= last_id FROM reach), false) THEN 'published' ELSE 'stored' END AS logged
 	FROM (
-	SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id, payload, created_at, xid FROM {schema}.outbox_0 WHERE id < $8::bigint
+	SELECT id, message_id, topic, coalesce(nullif(m.type, ''), m.topic) AS type, scope, key, step, n, CASE left(m.ordering_key, 1) WHEN '' THEN m.scope || E'\x1f' || m.key
+		WHEN E'\x1f' THEN m.scope || E'\x1f' || m.key || m.ordering_key
+		WHEN E'\x1e' THEN substr(m.ordering_key, 2) ELSE m.ordering_key END AS ordering_key,
+		coalesce(nullif(m.correlation_id, ''), nullif(m.causation_id, ''), m.message_id::text) AS correlation_id, causation_id, payload, created_at, xid FROM {schema}.outbox_0 m WHERE id < $8::bigint
 UNION ALL
-	SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id, payload, created_at, xid FROM {schema}.outbox_1 WHERE id < $8::bigint
+	SELECT id, message_id, topic, coalesce(nullif(m.type, ''), m.topic) AS type, scope, key, step, n, CASE left(m.ordering_key, 1) WHEN '' THEN m.scope || E'\x1f' || m.key
+		WHEN E'\x1f' THEN m.scope || E'\x1f' || m.key || m.ordering_key
+		WHEN E'\x1e' THEN substr(m.ordering_key, 2) ELSE m.ordering_key END AS ordering_key,
+		coalesce(nullif(m.correlation_id, ''), nullif(m.causation_id, ''), m.message_id::text) AS correlation_id, causation_id, payload, created_at, xid FROM {schema}.outbox_1 m WHERE id < $8::bigint
 UNION ALL
-	SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id, payload, created_at, xid FROM {schema}.outbox_2 WHERE id < $8::bigint
+	SELECT id, message_id, topic, coalesce(nullif(m.type, ''), m.topic) AS type, scope, key, step, n, CASE left(m.ordering_key, 1) WHEN '' THEN m.scope || E'\x1f' || m.key
+		WHEN E'\x1f' THEN m.scope || E'\x1f' || m.key || m.ordering_key
+		WHEN E'\x1e' THEN substr(m.ordering_key, 2) ELSE m.ordering_key END AS ordering_key,
+		coalesce(nullif(m.correlation_id, ''), nullif(m.causation_id, ''), m.message_id::text) AS correlation_id, causation_id, payload, created_at, xid FROM {schema}.outbox_2 m WHERE id < $8::bigint
 UNION ALL
-	SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id, payload, created_at, xid FROM {schema}.outbox_other WHERE id < $8::bigint) d WHERE ($1::text = '' OR topic = $1) AND ($2::text = '' OR type = $2) AND ($3::text = '' OR scope = $3)
+	SELECT id, message_id, topic, coalesce(nullif(m.type, ''), m.topic) AS type, scope, key, step, n, CASE left(m.ordering_key, 1) WHEN '' THEN m.scope || E'\x1f' || m.key
+		WHEN E'\x1f' THEN m.scope || E'\x1f' || m.key || m.ordering_key
+		WHEN E'\x1e' THEN substr(m.ordering_key, 2) ELSE m.ordering_key END AS ordering_key,
+		coalesce(nullif(m.correlation_id, ''), nullif(m.causation_id, ''), m.message_id::text) AS correlation_id, causation_id, payload, created_at, xid FROM {schema}.outbox_other m WHERE id < $8::bigint) d WHERE ($1::text = '' OR topic = $1) AND ($2::text = '' OR type = $2) AND ($3::text = '' OR scope = $3)
 	AND ($4::text = '' OR key = $4) AND ($5::text = '' OR ordering_key = $5) AND ($6::uuid IS NULL OR message_id = $6)
 	AND ($7::text = '' OR correlation_id = $7) ORDER BY id DESC LIMIT $9),
 p AS (
@@ -779,13 +812,13 @@ FROM {schema}.saga_journal WHERE ($1::text = '' OR who = $1) AND ($2::text = '' 
 
 SELECT topic, type, count(*), max(created_at)
 FROM (SELECT id, topic, type, created_at FROM (
-	SELECT id, topic, type, created_at FROM {schema}.outbox_0
+	SELECT id, topic, coalesce(nullif(m.type, ''), m.topic) AS type, created_at FROM {schema}.outbox_0 m
 UNION ALL
-	SELECT id, topic, type, created_at FROM {schema}.outbox_1
+	SELECT id, topic, coalesce(nullif(m.type, ''), m.topic) AS type, created_at FROM {schema}.outbox_1 m
 UNION ALL
-	SELECT id, topic, type, created_at FROM {schema}.outbox_2
+	SELECT id, topic, coalesce(nullif(m.type, ''), m.topic) AS type, created_at FROM {schema}.outbox_2 m
 UNION ALL
-	SELECT id, topic, type, created_at FROM {schema}.outbox_other) d ORDER BY id DESC LIMIT $1) newest
+	SELECT id, topic, coalesce(nullif(m.type, ''), m.topic) AS type, created_at FROM {schema}.outbox_other m) d ORDER BY id DESC LIMIT $1) newest
 GROUP BY topic, type ORDER BY topic, type LIMIT $2
 ---- readerQueries.listStored
 
@@ -806,16 +839,28 @@ reach AS MATERIALIZED (
 		AND pg_snapshot_xmax(coalesce(to_snapshot, from_snapshot)::pg_snapshot) <= pg_snapshot_xmax(pg_current_snapshot())),
 page AS MATERIALIZED (
 	SELECT * FROM (
-	SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id, payload, created_at, xid FROM {schema}.outbox_0
+	SELECT id, message_id, topic, coalesce(nullif(m.type, ''), m.topic) AS type, scope, key, step, n, CASE left(m.ordering_key, 1) WHEN '' THEN m.scope || E'\x1f' || m.key
+		WHEN E'\x1f' THEN m.scope || E'\x1f' || m.key || m.ordering_key
+		WHEN E'\x1e' THEN substr(m.ordering_key, 2) ELSE m.ordering_key END AS ordering_key,
+		coalesce(nullif(m.correlation_id, ''), nullif(m.causation_id, ''), m.message_id::text) AS correlation_id, causation_id, payload, created_at, xid FROM {schema}.outbox_0 m
 	WHERE xid >= coalesce((SELECT pg_snapshot_xmin(past) FROM reach), '0'::xid8) AND (xid, id) > ($8::text::xid8, $9::bigint)
 UNION ALL
-	SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id, payload, created_at, xid FROM {schema}.outbox_1
+	SELECT id, message_id, topic, coalesce(nullif(m.type, ''), m.topic) AS type, scope, key, step, n, CASE left(m.ordering_key, 1) WHEN '' THEN m.scope || E'\x1f' || m.key
+		WHEN E'\x1f' THEN m.scope || E'\x1f' || m.key || m.ordering_key
+		WHEN E'\x1e' THEN substr(m.ordering_key, 2) ELSE m.ordering_key END AS ordering_key,
+		coalesce(nullif(m.correlation_id, ''), nullif(m.causation_id, ''), m.message_id::text) AS correlation_id, causation_id, payload, created_at, xid FROM {schema}.outbox_1 m
 	WHERE xid >= coalesce((SELECT pg_snapshot_xmin(past) FROM reach), '0'::xid8) AND (xid, id) > ($8::text::xid8, $9::bigint)
 UNION ALL
-	SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id, payload, created_at, xid FROM {schema}.outbox_2
+	SELECT id, message_id, topic, coalesce(nullif(m.type, ''), m.topic) AS type, scope, key, step, n, CASE left(m.ordering_key, 1) WHEN '' THEN m.scope || E'\x1f' || m.key
+		WHEN E'\x1f' THEN m.scope || E'\x1f' || m.key || m.ordering_key
+		WHEN E'\x1e' THEN substr(m.ordering_key, 2) ELSE m.ordering_key END AS ordering_key,
+		coalesce(nullif(m.correlation_id, ''), nullif(m.causation_id, ''), m.message_id::text) AS correlation_id, causation_id, payload, created_at, xid FROM {schema}.outbox_2 m
 	WHERE xid >= coalesce((SELECT pg_snapshot_xmin(past) FROM reach), '0'::xid8) AND (xid, id) > ($8::text::xid8, $9::bigint)
 UNION ALL
-	SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id, payload, created_at, xid FROM {schema}.outbox_other
+	SELECT id, message_id, topic, coalesce(nullif(m.type, ''), m.topic) AS type, scope, key, step, n, CASE left(m.ordering_key, 1) WHEN '' THEN m.scope || E'\x1f' || m.key
+		WHEN E'\x1f' THEN m.scope || E'\x1f' || m.key || m.ordering_key
+		WHEN E'\x1e' THEN substr(m.ordering_key, 2) ELSE m.ordering_key END AS ordering_key,
+		coalesce(nullif(m.correlation_id, ''), nullif(m.causation_id, ''), m.message_id::text) AS correlation_id, causation_id, payload, created_at, xid FROM {schema}.outbox_other m
 	WHERE xid >= coalesce((SELECT pg_snapshot_xmin(past) FROM reach), '0'::xid8) AND (xid, id) > ($8::text::xid8, $9::bigint)) d WHERE ($1::text = '' OR topic = $1) AND ($2::text = '' OR type = $2) AND ($3::text = '' OR scope = $3)
 	AND ($4::text = '' OR key = $4) AND ($5::text = '' OR ordering_key = $5) AND ($6::uuid IS NULL OR message_id = $6)
 	AND ($7::text = '' OR correlation_id = $7) AND NOT coalesce((SELECT pg_visible_in_snapshot(d.xid, past) OR pg_visible_in_snapshot(d.xid, next) AND d.id <= last_id FROM reach), false) ORDER BY xid, id LIMIT $10),
@@ -899,13 +944,25 @@ p AS MATERIALIZED (
 	SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id, octet_length(payload), created_at, CASE WHEN coalesce((SELECT pg_visible_in_snapshot(d.xid, past) OR pg_visible_in_snapshot(d.xid, next) AND d.id <= last_id FROM reach), false) THEN 'published' ELSE 'stored' END,
 		NULL, 0, '', NULL, content_type, headers, payload, 1
 	FROM (
-	SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id, content_type, headers, payload, created_at, xid FROM {schema}.outbox_0 WHERE id = $1
+	SELECT id, message_id, topic, coalesce(nullif(m.type, ''), m.topic) AS type, scope, key, step, n, CASE left(m.ordering_key, 1) WHEN '' THEN m.scope || E'\x1f' || m.key
+		WHEN E'\x1f' THEN m.scope || E'\x1f' || m.key || m.ordering_key
+		WHEN E'\x1e' THEN substr(m.ordering_key, 2) ELSE m.ordering_key END AS ordering_key,
+		coalesce(nullif(m.correlation_id, ''), nullif(m.causation_id, ''), m.message_id::text) AS correlation_id, causation_id, coalesce(nullif(m.content_type, ''), 'application/json') AS content_type, headers, payload, created_at, xid FROM {schema}.outbox_0 m WHERE id = $1
 UNION ALL
-	SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id, content_type, headers, payload, created_at, xid FROM {schema}.outbox_1 WHERE id = $1
+	SELECT id, message_id, topic, coalesce(nullif(m.type, ''), m.topic) AS type, scope, key, step, n, CASE left(m.ordering_key, 1) WHEN '' THEN m.scope || E'\x1f' || m.key
+		WHEN E'\x1f' THEN m.scope || E'\x1f' || m.key || m.ordering_key
+		WHEN E'\x1e' THEN substr(m.ordering_key, 2) ELSE m.ordering_key END AS ordering_key,
+		coalesce(nullif(m.correlation_id, ''), nullif(m.causation_id, ''), m.message_id::text) AS correlation_id, causation_id, coalesce(nullif(m.content_type, ''), 'application/json') AS content_type, headers, payload, created_at, xid FROM {schema}.outbox_1 m WHERE id = $1
 UNION ALL
-	SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id, content_type, headers, payload, created_at, xid FROM {schema}.outbox_2 WHERE id = $1
+	SELECT id, message_id, topic, coalesce(nullif(m.type, ''), m.topic) AS type, scope, key, step, n, CASE left(m.ordering_key, 1) WHEN '' THEN m.scope || E'\x1f' || m.key
+		WHEN E'\x1f' THEN m.scope || E'\x1f' || m.key || m.ordering_key
+		WHEN E'\x1e' THEN substr(m.ordering_key, 2) ELSE m.ordering_key END AS ordering_key,
+		coalesce(nullif(m.correlation_id, ''), nullif(m.causation_id, ''), m.message_id::text) AS correlation_id, causation_id, coalesce(nullif(m.content_type, ''), 'application/json') AS content_type, headers, payload, created_at, xid FROM {schema}.outbox_2 m WHERE id = $1
 UNION ALL
-	SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id, content_type, headers, payload, created_at, xid FROM {schema}.outbox_other WHERE id = $1) d
+	SELECT id, message_id, topic, coalesce(nullif(m.type, ''), m.topic) AS type, scope, key, step, n, CASE left(m.ordering_key, 1) WHEN '' THEN m.scope || E'\x1f' || m.key
+		WHEN E'\x1f' THEN m.scope || E'\x1f' || m.key || m.ordering_key
+		WHEN E'\x1e' THEN substr(m.ordering_key, 2) ELSE m.ordering_key END AS ordering_key,
+		coalesce(nullif(m.correlation_id, ''), nullif(m.causation_id, ''), m.message_id::text) AS correlation_id, causation_id, coalesce(nullif(m.content_type, ''), 'application/json') AS content_type, headers, payload, created_at, xid FROM {schema}.outbox_other m WHERE id = $1) d
 	ORDER BY log LIMIT 1)
 SELECT '', p.id, p.message_id::text, CASE WHEN p.place = 'stored' AND h.id IS NOT NULL THEN 'waiting' ELSE p.place END,
 	p.topic, p.type, p.scope, p.key, p.step, p.n, p.ordering_key, p.correlation_id, p.causation_id,
