@@ -563,6 +563,15 @@ SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlati
 FROM {schema}.outbox_held WHERE id = $1 AND (state = 'dead' OR (state = 'refused' OR state = 'waiting' AND due_at < 'infinity' AND reason <> ''))
 ---- outboxQueries.readClock
 SELECT clock_timestamp() - $1::bigint * interval '1 microsecond'
+---- outboxQueries.readContents
+
+SELECT DISTINCT ON (id) id, content_type, headers, payload FROM (
+	SELECT id, content_type, headers, CASE WHEN octet_length(payload) <= $2::integer THEN payload END AS payload
+	FROM {schema}.outbox WHERE id = ANY ($1::bigint[])
+	UNION ALL
+	SELECT id, content_type, headers, CASE WHEN octet_length(payload) <= $2::integer THEN payload END
+	FROM {schema}.outbox_held WHERE id = ANY ($1::bigint[])) found
+ORDER BY id
 ---- outboxQueries.redrive
 
 WITH batch AS (SELECT id FROM {schema}.outbox_held WHERE state = 'dead' AND id > $1 AND refused_at <= $2 AND ($3::bigint[] IS NULL OR id = ANY ($3))
