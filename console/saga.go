@@ -346,11 +346,8 @@ func listSteps(s *sagaReading, t *operator.Timeline) []stepLine {
 		step := &t.Steps[i]
 		look := lookOf(step.State)
 		l := stepLine{TimelineStep: step, Label: look.label, Tone: look.tone, Group: groupLabels[step.Kind]}
-		switch {
-		case !step.Ended.IsZero() && !step.Began.IsZero():
+		if !step.Ended.IsZero() && !step.Began.IsZero() {
 			l.Took = step.Ended.Sub(step.Began)
-		case step.Awaits() && step.UndoBegan.IsZero():
-			l.Took = t.At.Sub(step.Began)
 		}
 		if !step.UndoEnded.IsZero() && !step.UndoBegan.IsZero() {
 			l.Undone = step.UndoEnded.Sub(step.UndoBegan)

@@ -195,7 +195,11 @@ func (l *eventList) fillGaps() {
 			continue
 		}
 		before := l.all[i-1].At
-		if gap := e.At.Sub(before); gap >= shortGap {
+		switch gap := e.At.Sub(before); {
+		case gap < shortGap:
+		case e.Now: // without a duration, which would change each time the stream reads
+			e.Gap = "waits since then" + l.waitedFor(before, e.At)
+		default:
 			e.Gap = "waited " + formatDuration(gap) + l.waitedFor(before, e.At)
 		}
 	}

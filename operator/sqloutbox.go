@@ -157,8 +157,8 @@ func locateInLeaves(published, leaf string) string {
 // be in the log too, and is read once.
 const sqlReadContents = `
 SELECT DISTINCT ON (id) id, content_type, headers, payload FROM (
-	SELECT id, content_type, headers, CASE WHEN octet_length(payload) <= $2::integer THEN payload END AS payload
-	FROM {schema}.outbox WHERE id = ANY ($1::bigint[])
+	SELECT id, ` + outboxsql.LoggedContentType + ` AS content_type, headers, CASE WHEN octet_length(payload) <= $2::integer THEN payload END AS payload
+	FROM {schema}.outbox m WHERE id = ANY ($1::bigint[])
 	UNION ALL
 	SELECT id, content_type, headers, CASE WHEN octet_length(payload) <= $2::integer THEN payload END
 	FROM {schema}.outbox_held WHERE id = ANY ($1::bigint[])) found

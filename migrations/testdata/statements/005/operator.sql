@@ -590,8 +590,8 @@ SELECT clock_timestamp() - $1::bigint * interval '1 microsecond'
 ---- outboxQueries.readContents
 
 SELECT DISTINCT ON (id) id, content_type, headers, payload FROM (
-	SELECT id, content_type, headers, CASE WHEN octet_length(payload) <= $2::integer THEN payload END AS payload
-	FROM {schema}.outbox WHERE id = ANY ($1::bigint[])
+	SELECT id, coalesce(nullif(m.content_type, ''), 'application/json') AS content_type, headers, CASE WHEN octet_length(payload) <= $2::integer THEN payload END AS payload
+	FROM {schema}.outbox m WHERE id = ANY ($1::bigint[])
 	UNION ALL
 	SELECT id, content_type, headers, CASE WHEN octet_length(payload) <= $2::integer THEN payload END
 	FROM {schema}.outbox_held WHERE id = ANY ($1::bigint[])) found
