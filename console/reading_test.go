@@ -361,6 +361,9 @@ func TestTopologyJoinsWhatIsKnown(t *testing.T) {
 	_, text := f.get(t, "/topology")
 	contains(t, text, ">pay</a>", "step charge", "saga order, step charge", "<code>shop.pay.payments</code>", ">41<", "no consumer", ">seen</a>", "4 in the log", "no receiver is known", ">saga.trip</a>",
 		"Other queues", "<code>else</code>", `<strong class="num bad">2<`)
+	if others := text[strings.Index(text, "Other queues"):]; strings.Contains(others, "shop.pay") {
+		t.Errorf("the queues of a topic are among the others: %s", others)
+	}
 	if user != "watcher" || strings.Contains(text, "s3cr3t") || strings.Contains(text, "watcher") || strings.Contains(text, broker.URL) {
 		t.Errorf("user %q, or the page has a secret: %s", user, text)
 	}

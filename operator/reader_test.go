@@ -70,8 +70,20 @@ func walkMessages(t *testing.T, r *Reader, filter MessageFilter, size int) (keys
 func TestMessagesAreListedOnce(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
+	late, err := f.pool.Begin(t.Context()) // it has an older transaction id than messages that are published
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer late.Rollback(context.WithoutCancel(t.Context()))
+	if _, err := late.Exec(t.Context(), `INSERT INTO `+f.schema+`.outbox (message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id, content_type, payload)
+		VALUES (gen_random_uuid(), 'late', 'made', 'acme', 'late000', 's', '1', 'k', '', '', '', '')`); err != nil {
+		t.Fatal(err)
+	}
 	f.putLog(t, "old", 7)
 	f.publishUpTo(t)
+	if err := late.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 	f.putLog(t, "new", 11)
 	for id := int64(1_000_001); id <= 1_000_009; id++ {
 		f.putHeld(t, id, []string{"refused", "waiting", "dead", "delayed"}[id%4], "k")
@@ -82,8 +94,8 @@ func TestMessagesAreListedOnce(t *testing.T) {
 		want   int
 		first  string
 	}{
-		"stored":      {MessageFilter{Place: PlaceStored}, 11, "new000"},
-		"log":         {MessageFilter{Place: PlaceLog}, 18, "new010"},
+		"stored":      {MessageFilter{Place: PlaceStored}, 12, "late000"},
+		"log":         {MessageFilter{Place: PlaceLog}, 19, "new010"},
 		"log, topic":  {MessageFilter{Place: PlaceLog, Topic: "old"}, 7, "old006"},
 		"correlation": {MessageFilter{Place: PlaceStored, CorrelationID: "corr-new004"}, 1, "new004"},
 		"no such key": {MessageFilter{Place: PlaceLog, Key: "none"}, 0, ""},
