@@ -41,23 +41,25 @@ const listedMessage = `p.id, p.message_id::text, CASE WHEN p.place = 'stored' AN
 // It begins at the oldest transaction that the relay has not seen end, by the index (xid, id).
 const sqlListStored = sqlReach + `,
 page AS MATERIALIZED (
-	SELECT * FROM ({leaves}) d WHERE ` + messageFilter + ` AND NOT ` + sqlPublished + ` ORDER BY xid, id LIMIT $10),
+	SELECT * FROM ({leaves}) d ORDER BY xid, id LIMIT $10),
 p AS (
 	SELECT ` + messageColumns + `, octet_length(payload) AS size, created_at, 'stored' AS place, NULL::timestamptz AS due_at, 0 AS attempts,
 		'' AS reason, NULL::timestamptz AS refused_at, xid FROM page)
 SELECT p.xid::text, ` + listedMessage + `
 FROM p ` + sqlFirstHeld + ` ORDER BY p.xid, p.id`
 
+// sqlStoredLeaf has the limit too: the planner merges no ordered leaves whose columns are expressions.
 const sqlStoredLeaf = `
-	SELECT ` + loggedColumns + `, payload, created_at, xid FROM {schema}.{leaf} m
-	WHERE xid >= coalesce((SELECT pg_snapshot_xmin(past) FROM reach), '0'::xid8) AND (xid, id) > ($8::text::xid8, $9::bigint)`
+	(SELECT * FROM (SELECT ` + loggedColumns + `, payload, created_at, xid FROM {schema}.{leaf} m) d
+	WHERE xid >= coalesce((SELECT pg_snapshot_xmin(past) FROM reach), '0'::xid8) AND (xid, id) > ($8::text::xid8, $9::bigint)
+		AND ` + messageFilter + ` AND NOT ` + sqlPublished + ` ORDER BY xid, id LIMIT $10)`
 
 // sqlListLog lists the last $9 messages of the log with an id below $8, published or not, the newest first. One that is
 // held has the place that outbox_held says.
 const sqlListLog = sqlReach + `,
 page AS MATERIALIZED (
 	SELECT d.*, CASE WHEN ` + sqlPublished + ` THEN 'published' ELSE 'stored' END AS logged
-	FROM ({leaves}) d WHERE ` + messageFilter + ` ORDER BY id DESC LIMIT $9),
+	FROM ({leaves}) d ORDER BY id DESC LIMIT $9),
 p AS (
 	SELECT d.id, d.message_id, d.topic, d.type, d.scope, d.key, d.step, d.n, d.ordering_key, d.correlation_id, d.causation_id,
 		octet_length(d.payload) AS size, d.created_at, coalesce(w.state, d.logged) AS place,
@@ -68,7 +70,8 @@ SELECT '', ` + listedMessage + `
 FROM p ` + sqlFirstHeld + ` ORDER BY p.id DESC`
 
 const sqlLogLeaf = `
-	SELECT ` + loggedColumns + `, payload, created_at, xid FROM {schema}.{leaf} m WHERE id < $8::bigint`
+	(SELECT * FROM (SELECT ` + loggedColumns + `, payload, created_at, xid FROM {schema}.{leaf} m) d
+	WHERE id < $8::bigint AND ` + messageFilter + ` ORDER BY id DESC LIMIT $9)`
 
 // sqlListHeldPlace lists the first $10 held messages of the state $8 behind the id $9.
 const sqlListHeldPlace = `
@@ -124,12 +127,12 @@ const sqlFlowLeaf = `
 
 // sqlListSent lists the topics and types of the $1 newest messages of the log.
 const sqlListSent = `
-SELECT topic, type, count(*), max(created_at)
-FROM (SELECT id, topic, type, created_at FROM ({leaves}) d ORDER BY id DESC LIMIT $1) newest
-GROUP BY topic, type ORDER BY topic, type LIMIT $2`
+SELECT topic, ` + outboxsql.LoggedType + `, count(*), max(created_at)
+FROM (SELECT id, topic, type, created_at FROM ({leaves}) d ORDER BY id DESC LIMIT $1) m
+GROUP BY 1, 2 ORDER BY 1, 2 LIMIT $2`
 
 const sqlSentLeaf = `
-	SELECT id, topic, ` + outboxsql.LoggedType + ` AS type, created_at FROM {schema}.{leaf} m`
+	SELECT id, topic, type, created_at FROM {schema}.{leaf}`
 
 // sqlListReceived lists the topics whose messages steps could not handle, among the $1 that were parked last.
 const sqlListReceived = `

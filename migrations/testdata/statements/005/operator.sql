@@ -750,27 +750,37 @@ reach AS MATERIALIZED (
 page AS MATERIALIZED (
 	SELECT d.*, CASE WHEN coalesce((SELECT pg_visible_in_snapshot(d.xid, past) OR pg_visible_in_snapshot(d.xid, next) AND d.id <= last_id FROM reach), false) THEN 'published' ELSE 'stored' END AS logged
 	FROM (
-	SELECT id, message_id, topic, coalesce(nullif(m.type, ''), m.topic) AS type, scope, key, step, n, CASE left(m.ordering_key, 1) WHEN '' THEN m.scope || E'\x1f' || m.key
+	(SELECT * FROM (SELECT id, message_id, topic, coalesce(nullif(m.type, ''), m.topic) AS type, scope, key, step, n, CASE left(m.ordering_key, 1) WHEN '' THEN m.scope || E'\x1f' || m.key
 		WHEN E'\x1f' THEN m.scope || E'\x1f' || m.key || m.ordering_key
 		WHEN E'\x1e' THEN substr(m.ordering_key, 2) ELSE m.ordering_key END AS ordering_key,
-		coalesce(nullif(m.correlation_id, ''), nullif(m.causation_id, ''), m.message_id::text) AS correlation_id, causation_id, payload, created_at, xid FROM {schema}.outbox_0 m WHERE id < $8::bigint
-UNION ALL
-	SELECT id, message_id, topic, coalesce(nullif(m.type, ''), m.topic) AS type, scope, key, step, n, CASE left(m.ordering_key, 1) WHEN '' THEN m.scope || E'\x1f' || m.key
-		WHEN E'\x1f' THEN m.scope || E'\x1f' || m.key || m.ordering_key
-		WHEN E'\x1e' THEN substr(m.ordering_key, 2) ELSE m.ordering_key END AS ordering_key,
-		coalesce(nullif(m.correlation_id, ''), nullif(m.causation_id, ''), m.message_id::text) AS correlation_id, causation_id, payload, created_at, xid FROM {schema}.outbox_1 m WHERE id < $8::bigint
-UNION ALL
-	SELECT id, message_id, topic, coalesce(nullif(m.type, ''), m.topic) AS type, scope, key, step, n, CASE left(m.ordering_key, 1) WHEN '' THEN m.scope || E'\x1f' || m.key
-		WHEN E'\x1f' THEN m.scope || E'\x1f' || m.key || m.ordering_key
-		WHEN E'\x1e' THEN substr(m.ordering_key, 2) ELSE m.ordering_key END AS ordering_key,
-		coalesce(nullif(m.correlation_id, ''), nullif(m.causation_id, ''), m.message_id::text) AS correlation_id, causation_id, payload, created_at, xid FROM {schema}.outbox_2 m WHERE id < $8::bigint
-UNION ALL
-	SELECT id, message_id, topic, coalesce(nullif(m.type, ''), m.topic) AS type, scope, key, step, n, CASE left(m.ordering_key, 1) WHEN '' THEN m.scope || E'\x1f' || m.key
-		WHEN E'\x1f' THEN m.scope || E'\x1f' || m.key || m.ordering_key
-		WHEN E'\x1e' THEN substr(m.ordering_key, 2) ELSE m.ordering_key END AS ordering_key,
-		coalesce(nullif(m.correlation_id, ''), nullif(m.causation_id, ''), m.message_id::text) AS correlation_id, causation_id, payload, created_at, xid FROM {schema}.outbox_other m WHERE id < $8::bigint) d WHERE ($1::text = '' OR topic = $1) AND ($2::text = '' OR type = $2) AND ($3::text = '' OR scope = $3)
+		coalesce(nullif(m.correlation_id, ''), nullif(m.causation_id, ''), m.message_id::text) AS correlation_id, causation_id, payload, created_at, xid FROM {schema}.outbox_0 m) d
+	WHERE id < $8::bigint AND ($1::text = '' OR topic = $1) AND ($2::text = '' OR type = $2) AND ($3::text = '' OR scope = $3)
 	AND ($4::text = '' OR key = $4) AND ($5::text = '' OR ordering_key = $5) AND ($6::uuid IS NULL OR message_id = $6)
-	AND ($7::text = '' OR correlation_id = $7) ORDER BY id DESC LIMIT $9),
+	AND ($7::text = '' OR correlation_id = $7) ORDER BY id DESC LIMIT $9)
+UNION ALL
+	(SELECT * FROM (SELECT id, message_id, topic, coalesce(nullif(m.type, ''), m.topic) AS type, scope, key, step, n, CASE left(m.ordering_key, 1) WHEN '' THEN m.scope || E'\x1f' || m.key
+		WHEN E'\x1f' THEN m.scope || E'\x1f' || m.key || m.ordering_key
+		WHEN E'\x1e' THEN substr(m.ordering_key, 2) ELSE m.ordering_key END AS ordering_key,
+		coalesce(nullif(m.correlation_id, ''), nullif(m.causation_id, ''), m.message_id::text) AS correlation_id, causation_id, payload, created_at, xid FROM {schema}.outbox_1 m) d
+	WHERE id < $8::bigint AND ($1::text = '' OR topic = $1) AND ($2::text = '' OR type = $2) AND ($3::text = '' OR scope = $3)
+	AND ($4::text = '' OR key = $4) AND ($5::text = '' OR ordering_key = $5) AND ($6::uuid IS NULL OR message_id = $6)
+	AND ($7::text = '' OR correlation_id = $7) ORDER BY id DESC LIMIT $9)
+UNION ALL
+	(SELECT * FROM (SELECT id, message_id, topic, coalesce(nullif(m.type, ''), m.topic) AS type, scope, key, step, n, CASE left(m.ordering_key, 1) WHEN '' THEN m.scope || E'\x1f' || m.key
+		WHEN E'\x1f' THEN m.scope || E'\x1f' || m.key || m.ordering_key
+		WHEN E'\x1e' THEN substr(m.ordering_key, 2) ELSE m.ordering_key END AS ordering_key,
+		coalesce(nullif(m.correlation_id, ''), nullif(m.causation_id, ''), m.message_id::text) AS correlation_id, causation_id, payload, created_at, xid FROM {schema}.outbox_2 m) d
+	WHERE id < $8::bigint AND ($1::text = '' OR topic = $1) AND ($2::text = '' OR type = $2) AND ($3::text = '' OR scope = $3)
+	AND ($4::text = '' OR key = $4) AND ($5::text = '' OR ordering_key = $5) AND ($6::uuid IS NULL OR message_id = $6)
+	AND ($7::text = '' OR correlation_id = $7) ORDER BY id DESC LIMIT $9)
+UNION ALL
+	(SELECT * FROM (SELECT id, message_id, topic, coalesce(nullif(m.type, ''), m.topic) AS type, scope, key, step, n, CASE left(m.ordering_key, 1) WHEN '' THEN m.scope || E'\x1f' || m.key
+		WHEN E'\x1f' THEN m.scope || E'\x1f' || m.key || m.ordering_key
+		WHEN E'\x1e' THEN substr(m.ordering_key, 2) ELSE m.ordering_key END AS ordering_key,
+		coalesce(nullif(m.correlation_id, ''), nullif(m.causation_id, ''), m.message_id::text) AS correlation_id, causation_id, payload, created_at, xid FROM {schema}.outbox_other m) d
+	WHERE id < $8::bigint AND ($1::text = '' OR topic = $1) AND ($2::text = '' OR type = $2) AND ($3::text = '' OR scope = $3)
+	AND ($4::text = '' OR key = $4) AND ($5::text = '' OR ordering_key = $5) AND ($6::uuid IS NULL OR message_id = $6)
+	AND ($7::text = '' OR correlation_id = $7) ORDER BY id DESC LIMIT $9)) d ORDER BY id DESC LIMIT $9),
 p AS (
 	SELECT d.id, d.message_id, d.topic, d.type, d.scope, d.key, d.step, d.n, d.ordering_key, d.correlation_id, d.causation_id,
 		octet_length(d.payload) AS size, d.created_at, coalesce(w.state, d.logged) AS place,
@@ -810,16 +820,16 @@ FROM {schema}.saga_journal WHERE ($1::text = '' OR who = $1) AND ($2::text = '' 
 	AND ($5::timestamptz IS NULL OR at < $5 OR at = $5 AND id < $6::bigint) ORDER BY at DESC, id DESC LIMIT $7
 ---- readerQueries.listSent
 
-SELECT topic, type, count(*), max(created_at)
+SELECT topic, coalesce(nullif(m.type, ''), m.topic), count(*), max(created_at)
 FROM (SELECT id, topic, type, created_at FROM (
-	SELECT id, topic, coalesce(nullif(m.type, ''), m.topic) AS type, created_at FROM {schema}.outbox_0 m
+	SELECT id, topic, type, created_at FROM {schema}.outbox_0
 UNION ALL
-	SELECT id, topic, coalesce(nullif(m.type, ''), m.topic) AS type, created_at FROM {schema}.outbox_1 m
+	SELECT id, topic, type, created_at FROM {schema}.outbox_1
 UNION ALL
-	SELECT id, topic, coalesce(nullif(m.type, ''), m.topic) AS type, created_at FROM {schema}.outbox_2 m
+	SELECT id, topic, type, created_at FROM {schema}.outbox_2
 UNION ALL
-	SELECT id, topic, coalesce(nullif(m.type, ''), m.topic) AS type, created_at FROM {schema}.outbox_other m) d ORDER BY id DESC LIMIT $1) newest
-GROUP BY topic, type ORDER BY topic, type LIMIT $2
+	SELECT id, topic, type, created_at FROM {schema}.outbox_other) d ORDER BY id DESC LIMIT $1) m
+GROUP BY 1, 2 ORDER BY 1, 2 LIMIT $2
 ---- readerQueries.listStored
 
 WITH relay AS MATERIALIZED (
@@ -839,31 +849,41 @@ reach AS MATERIALIZED (
 		AND pg_snapshot_xmax(coalesce(to_snapshot, from_snapshot)::pg_snapshot) <= pg_snapshot_xmax(pg_current_snapshot())),
 page AS MATERIALIZED (
 	SELECT * FROM (
-	SELECT id, message_id, topic, coalesce(nullif(m.type, ''), m.topic) AS type, scope, key, step, n, CASE left(m.ordering_key, 1) WHEN '' THEN m.scope || E'\x1f' || m.key
+	(SELECT * FROM (SELECT id, message_id, topic, coalesce(nullif(m.type, ''), m.topic) AS type, scope, key, step, n, CASE left(m.ordering_key, 1) WHEN '' THEN m.scope || E'\x1f' || m.key
 		WHEN E'\x1f' THEN m.scope || E'\x1f' || m.key || m.ordering_key
 		WHEN E'\x1e' THEN substr(m.ordering_key, 2) ELSE m.ordering_key END AS ordering_key,
-		coalesce(nullif(m.correlation_id, ''), nullif(m.causation_id, ''), m.message_id::text) AS correlation_id, causation_id, payload, created_at, xid FROM {schema}.outbox_0 m
+		coalesce(nullif(m.correlation_id, ''), nullif(m.causation_id, ''), m.message_id::text) AS correlation_id, causation_id, payload, created_at, xid FROM {schema}.outbox_0 m) d
 	WHERE xid >= coalesce((SELECT pg_snapshot_xmin(past) FROM reach), '0'::xid8) AND (xid, id) > ($8::text::xid8, $9::bigint)
-UNION ALL
-	SELECT id, message_id, topic, coalesce(nullif(m.type, ''), m.topic) AS type, scope, key, step, n, CASE left(m.ordering_key, 1) WHEN '' THEN m.scope || E'\x1f' || m.key
-		WHEN E'\x1f' THEN m.scope || E'\x1f' || m.key || m.ordering_key
-		WHEN E'\x1e' THEN substr(m.ordering_key, 2) ELSE m.ordering_key END AS ordering_key,
-		coalesce(nullif(m.correlation_id, ''), nullif(m.causation_id, ''), m.message_id::text) AS correlation_id, causation_id, payload, created_at, xid FROM {schema}.outbox_1 m
-	WHERE xid >= coalesce((SELECT pg_snapshot_xmin(past) FROM reach), '0'::xid8) AND (xid, id) > ($8::text::xid8, $9::bigint)
-UNION ALL
-	SELECT id, message_id, topic, coalesce(nullif(m.type, ''), m.topic) AS type, scope, key, step, n, CASE left(m.ordering_key, 1) WHEN '' THEN m.scope || E'\x1f' || m.key
-		WHEN E'\x1f' THEN m.scope || E'\x1f' || m.key || m.ordering_key
-		WHEN E'\x1e' THEN substr(m.ordering_key, 2) ELSE m.ordering_key END AS ordering_key,
-		coalesce(nullif(m.correlation_id, ''), nullif(m.causation_id, ''), m.message_id::text) AS correlation_id, causation_id, payload, created_at, xid FROM {schema}.outbox_2 m
-	WHERE xid >= coalesce((SELECT pg_snapshot_xmin(past) FROM reach), '0'::xid8) AND (xid, id) > ($8::text::xid8, $9::bigint)
-UNION ALL
-	SELECT id, message_id, topic, coalesce(nullif(m.type, ''), m.topic) AS type, scope, key, step, n, CASE left(m.ordering_key, 1) WHEN '' THEN m.scope || E'\x1f' || m.key
-		WHEN E'\x1f' THEN m.scope || E'\x1f' || m.key || m.ordering_key
-		WHEN E'\x1e' THEN substr(m.ordering_key, 2) ELSE m.ordering_key END AS ordering_key,
-		coalesce(nullif(m.correlation_id, ''), nullif(m.causation_id, ''), m.message_id::text) AS correlation_id, causation_id, payload, created_at, xid FROM {schema}.outbox_other m
-	WHERE xid >= coalesce((SELECT pg_snapshot_xmin(past) FROM reach), '0'::xid8) AND (xid, id) > ($8::text::xid8, $9::bigint)) d WHERE ($1::text = '' OR topic = $1) AND ($2::text = '' OR type = $2) AND ($3::text = '' OR scope = $3)
+		AND ($1::text = '' OR topic = $1) AND ($2::text = '' OR type = $2) AND ($3::text = '' OR scope = $3)
 	AND ($4::text = '' OR key = $4) AND ($5::text = '' OR ordering_key = $5) AND ($6::uuid IS NULL OR message_id = $6)
-	AND ($7::text = '' OR correlation_id = $7) AND NOT coalesce((SELECT pg_visible_in_snapshot(d.xid, past) OR pg_visible_in_snapshot(d.xid, next) AND d.id <= last_id FROM reach), false) ORDER BY xid, id LIMIT $10),
+	AND ($7::text = '' OR correlation_id = $7) AND NOT coalesce((SELECT pg_visible_in_snapshot(d.xid, past) OR pg_visible_in_snapshot(d.xid, next) AND d.id <= last_id FROM reach), false) ORDER BY xid, id LIMIT $10)
+UNION ALL
+	(SELECT * FROM (SELECT id, message_id, topic, coalesce(nullif(m.type, ''), m.topic) AS type, scope, key, step, n, CASE left(m.ordering_key, 1) WHEN '' THEN m.scope || E'\x1f' || m.key
+		WHEN E'\x1f' THEN m.scope || E'\x1f' || m.key || m.ordering_key
+		WHEN E'\x1e' THEN substr(m.ordering_key, 2) ELSE m.ordering_key END AS ordering_key,
+		coalesce(nullif(m.correlation_id, ''), nullif(m.causation_id, ''), m.message_id::text) AS correlation_id, causation_id, payload, created_at, xid FROM {schema}.outbox_1 m) d
+	WHERE xid >= coalesce((SELECT pg_snapshot_xmin(past) FROM reach), '0'::xid8) AND (xid, id) > ($8::text::xid8, $9::bigint)
+		AND ($1::text = '' OR topic = $1) AND ($2::text = '' OR type = $2) AND ($3::text = '' OR scope = $3)
+	AND ($4::text = '' OR key = $4) AND ($5::text = '' OR ordering_key = $5) AND ($6::uuid IS NULL OR message_id = $6)
+	AND ($7::text = '' OR correlation_id = $7) AND NOT coalesce((SELECT pg_visible_in_snapshot(d.xid, past) OR pg_visible_in_snapshot(d.xid, next) AND d.id <= last_id FROM reach), false) ORDER BY xid, id LIMIT $10)
+UNION ALL
+	(SELECT * FROM (SELECT id, message_id, topic, coalesce(nullif(m.type, ''), m.topic) AS type, scope, key, step, n, CASE left(m.ordering_key, 1) WHEN '' THEN m.scope || E'\x1f' || m.key
+		WHEN E'\x1f' THEN m.scope || E'\x1f' || m.key || m.ordering_key
+		WHEN E'\x1e' THEN substr(m.ordering_key, 2) ELSE m.ordering_key END AS ordering_key,
+		coalesce(nullif(m.correlation_id, ''), nullif(m.causation_id, ''), m.message_id::text) AS correlation_id, causation_id, payload, created_at, xid FROM {schema}.outbox_2 m) d
+	WHERE xid >= coalesce((SELECT pg_snapshot_xmin(past) FROM reach), '0'::xid8) AND (xid, id) > ($8::text::xid8, $9::bigint)
+		AND ($1::text = '' OR topic = $1) AND ($2::text = '' OR type = $2) AND ($3::text = '' OR scope = $3)
+	AND ($4::text = '' OR key = $4) AND ($5::text = '' OR ordering_key = $5) AND ($6::uuid IS NULL OR message_id = $6)
+	AND ($7::text = '' OR correlation_id = $7) AND NOT coalesce((SELECT pg_visible_in_snapshot(d.xid, past) OR pg_visible_in_snapshot(d.xid, next) AND d.id <= last_id FROM reach), false) ORDER BY xid, id LIMIT $10)
+UNION ALL
+	(SELECT * FROM (SELECT id, message_id, topic, coalesce(nullif(m.type, ''), m.topic) AS type, scope, key, step, n, CASE left(m.ordering_key, 1) WHEN '' THEN m.scope || E'\x1f' || m.key
+		WHEN E'\x1f' THEN m.scope || E'\x1f' || m.key || m.ordering_key
+		WHEN E'\x1e' THEN substr(m.ordering_key, 2) ELSE m.ordering_key END AS ordering_key,
+		coalesce(nullif(m.correlation_id, ''), nullif(m.causation_id, ''), m.message_id::text) AS correlation_id, causation_id, payload, created_at, xid FROM {schema}.outbox_other m) d
+	WHERE xid >= coalesce((SELECT pg_snapshot_xmin(past) FROM reach), '0'::xid8) AND (xid, id) > ($8::text::xid8, $9::bigint)
+		AND ($1::text = '' OR topic = $1) AND ($2::text = '' OR type = $2) AND ($3::text = '' OR scope = $3)
+	AND ($4::text = '' OR key = $4) AND ($5::text = '' OR ordering_key = $5) AND ($6::uuid IS NULL OR message_id = $6)
+	AND ($7::text = '' OR correlation_id = $7) AND NOT coalesce((SELECT pg_visible_in_snapshot(d.xid, past) OR pg_visible_in_snapshot(d.xid, next) AND d.id <= last_id FROM reach), false) ORDER BY xid, id LIMIT $10)) d ORDER BY xid, id LIMIT $10),
 p AS (
 	SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id, octet_length(payload) AS size, created_at, 'stored' AS place, NULL::timestamptz AS due_at, 0 AS attempts,
 		'' AS reason, NULL::timestamptz AS refused_at, xid FROM page)
