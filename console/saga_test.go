@@ -213,6 +213,7 @@ func TestSagaAddresses(t *testing.T) {
 	f := newFixture(t, RoleViewer, nil)
 	f.putStuck(t, "k", 1)
 	f.exec(t, `INSERT INTO {schema}.saga SELECT (jsonb_populate_record(s, '{"scope":"globex"}')).* FROM {schema}.saga s`)
+	f.exec(t, `INSERT INTO {schema}.inbox (scope, key, step, n, state, attempts) VALUES ('acme', 'messages', 'pay', '', 'open', 1), ('globex', 'messages', 'pay', '', 'open', 1)`)
 	var id string
 	if err := f.pool.QueryRow(t.Context(), "SELECT id FROM "+f.schema+".saga WHERE scope = 'globex'").Scan(&id); err != nil {
 		t.Fatal(err)
@@ -226,6 +227,8 @@ func TestSagaAddresses(t *testing.T) {
 		"key=k0001&database=x&schema=y": {http.StatusNotFound, "There is no schema"},
 		"key=k0001":                     {http.StatusOK, "names several sagas"},
 		"key=k0001&scope=globex":        {http.StatusOK, "saga trip, version 1, globex/k0001"},
+		"key=messages":                  {http.StatusOK, "names several sagas"},
+		"key=messages&scope=globex":     {http.StatusOK, "Its scope is globex"},
 		"id=" + id:                      {http.StatusOK, "k0001"},
 		"id=none":                       {http.StatusBadRequest, "UUID"},
 		"id=00000000-0000-0000-0000-000000000000": {http.StatusNotFound, "no saga with this id"},
@@ -328,7 +331,7 @@ func TestASagaIsFollowed(t *testing.T) {
 		t.Fatalf("the stream ended before the event %s with %q: %v", event, text, lines.Err())
 	}
 	await("drawing", "quote: running")
-	f.exec(t, `UPDATE {schema}.saga SET status = 'compensated', ended_at = now(), progress = '{"phase":"compensated","steps":[{"state":"rejected","attempt":1},{},{},{},{}]}'`)
+	f.exec(t, `UPDATE {schema}.saga SET status = 'compensated', ended_at = now(), updated_at = now(), progress = '{"phase":"compensated","steps":[{"state":"rejected","attempt":1},{},{},{},{}]}'`)
 	await("drawing", "quote: had no effect")
 	await("end", "")
 	for lines.Scan() {
