@@ -6,12 +6,15 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"log/slog"
 	"net/http"
+	"net/http/httptest"
 	"net/url"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/sagamill/sagamill/internal/testing/pgtest"
 	"github.com/sagamill/sagamill/operator"
 )
 
@@ -342,4 +345,29 @@ func TestASagaIsFollowed(t *testing.T) {
 	if lines.Err() != nil {
 		t.Error(lines.Err())
 	}
+}
+
+// A saga is followed over several databases. A step that no message names is connected by a guess.
+func TestMessagesAreFollowedOverDatabases(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t, RoleViewer, nil)
+	pool, schema := pgtest.Schema(t)
+	c, err := New([]Database{{Name: "orders", Pool: f.pool, Schemas: []string{f.schema}}, {Name: "shop", Pool: pool, Schemas: []string{schema}}},
+		&Options{Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := httptest.NewServer(http.StripPrefix(prefix, c))
+	defer server.Close()
+	f.url = server.URL + prefix
+	f.exec(t, `INSERT INTO {schema}.outbox (message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id, payload, content_type, created_at)
+		VALUES (gen_random_uuid(), 'order.placed', 'order.placed', 'acme', 'c', 'charge', '1', 'c', 'c', '', '{}', 'application/json', now() - interval '9 s')`)
+	other := &fixture{pool: pool, schema: schema}
+	other.exec(t, `INSERT INTO {schema}.inbox (scope, key, step, n, state, attempts, digest) SELECT 'acme', 'c', step, '1', 'done', 1, sha256('x') FROM unnest(ARRAY['charge', 'count']) step`)
+	response, text := f.get(t, "/saga?key=c")
+	if response.StatusCode != http.StatusOK {
+		t.Fatalf("the page = %d: %s", response.StatusCode, text)
+	}
+	requireTexts(t, "the page", text, "message order.placed leads from request to charge", "message order.placed probably leads from request to count",
+		"way way-faint", "orders/"+f.schema, "shop/"+schema)
 }
