@@ -334,7 +334,16 @@ func TestASagaIsFollowed(t *testing.T) {
 		t.Fatalf("the stream ended before the event %s with %q: %v", event, text, lines.Err())
 	}
 	await("drawing", "quote: running")
+	places, _ := f.console.listPlaces(ctx)
+	at := operator.Address{Scope: "acme", Key: "k"}
+	before := readRevision(ctx, places, at)
+	if before == "" || readRevision(ctx, places, at) != before {
+		t.Errorf("the revision of a saga that has not changed is %q, then %q", before, readRevision(ctx, places, at))
+	}
 	f.exec(t, `UPDATE {schema}.saga SET status = 'compensated', ended_at = now(), updated_at = now(), progress = '{"phase":"compensated","steps":[{"state":"rejected","attempt":1},{},{},{},{}]}'`)
+	if after := readRevision(ctx, places, at); after == before {
+		t.Errorf("the revision is %q after a change too", after)
+	}
 	await("drawing", "quote: had no effect")
 	await("end", "")
 	for lines.Scan() {
