@@ -146,7 +146,7 @@ func New(databases []Database, opts *Options) (*Console, error) {
 		return nil, err
 	}
 	c := &Console{databases: databases, opts: o, assets: assets, origin: http.NewCrossOriginProtection(), signer: signer{o.Secret},
-		runs: newRunSet(), live: make(chan struct{}, maxStreams)}
+		explanations: memo[*operator.Explanation]{limit: maxExplanations}, runs: newRunSet(), live: make(chan struct{}, maxStreams)}
 	if c.pages, err = c.buildPages(); err != nil {
 		return nil, err
 	}

@@ -17,8 +17,15 @@ import (
 	"github.com/sagamill/sagamill/operator"
 )
 
-// explanationAge is how long what was read of a saga is kept, so that browsers share it.
-const explanationAge = time.Second
+const (
+	// explanationAge is how long what was read of a saga is kept, so that browsers share it. A stream reads it again when
+	// the instance has changed, or after followedAge: it costs a scan of each log.
+	explanationAge = time.Second
+	followedAge    = 8 * time.Second
+
+	// maxExplanations is how many of them are kept.
+	maxExplanations = 32
+)
 
 // A sagaAddress names a saga, as in the URL. A saga without an instance has a scope and a key only.
 type sagaAddress struct{ Database, Schema, Scope, Key, Path, ID string }
@@ -116,7 +123,7 @@ type sagaReading struct {
 }
 
 // readSaga reads a saga. Its error is a page if there is none, or an [operator.ErrAmbiguous].
-func (c *Console) readSaga(ctx context.Context, r *request) (*sagaReading, error) {
+func (c *Console) readSaga(ctx context.Context, r *request, follow bool) (*sagaReading, error) {
 	address, err := parseSagaAddress(r.values)
 	if err != nil {
 		return nil, err
@@ -138,7 +145,11 @@ func (c *Console) readSaga(ctx context.Context, r *request) (*sagaReading, error
 		sources = append(sources, operator.Source{DB: p.pool, Schema: p.Schema, Name: p.Label, Flags: flagsOf(p, len(c.databases))})
 	}
 	at := operator.Address{Scope: address.Scope, Key: address.Key, Path: address.Path}
-	s.Explanation, err = c.explanations.get(ctx, address.Query(), explanationAge, func(ctx context.Context) (*operator.Explanation, error) {
+	key, age := address.Query(), explanationAge
+	if follow {
+		key, age = key+" "+readRevision(ctx, chosen, at), followedAge
+	}
+	s.Explanation, err = c.explanations.get(ctx, key, age, func(ctx context.Context) (*operator.Explanation, error) {
 		return operator.Explain(ctx, sources, at, &operator.ExplainOptions{ReadTimeout: c.opts.ReadTimeout})
 	})
 	if err != nil {
@@ -150,6 +161,27 @@ func (c *Console) readSaga(ctx context.Context, r *request) (*sagaReading, error
 			Advice: "Look whether key and scope are right, or search for it. Rows of a saga that has ended may have been removed."}
 	}
 	return s, nil
+}
+
+// readRevision returns a text that changes with an instance and with those nested in it, by look-ups in indexes. It is
+// empty if there is no instance, or if it cannot be read: then the page says so.
+func readRevision(ctx context.Context, places []*place, at operator.Address) string {
+	for _, p := range places {
+		n, err := p.instances("", "")
+		if err != nil {
+			return ""
+		}
+		t, err := n.Get(ctx, at)
+		if err != nil {
+			continue
+		}
+		revision := fmt.Sprint(t.UpdatedAt.UnixMicro(), t.Status)
+		for i := range t.Nested {
+			revision += fmt.Sprint(" ", t.Nested[i].UpdatedAt.UnixMicro())
+		}
+		return revision
+	}
+	return ""
 }
 
 func flagsOf(p *place, databases int) string {
@@ -216,7 +248,7 @@ func (s *sagaReading) homePart() *operator.SagaPart {
 
 // showSaga reads the page: what its stream sends later, the verbs, and what the messages carry.
 func (c *Console) showSaga(ctx context.Context, r *request) (any, error) {
-	s, err := c.readSaga(ctx, r)
+	s, err := c.readSaga(ctx, r, false)
 	var ambiguous *operator.AmbiguousError
 	var scopes *operator.ScopesError
 	switch {
@@ -251,7 +283,7 @@ func (c *Console) showSaga(ctx context.Context, r *request) (any, error) {
 
 // followSaga reads what the stream of the page sends.
 func (c *Console) followSaga(ctx context.Context, r *request) (any, error) {
-	s, err := c.readSaga(ctx, r)
+	s, err := c.readSaga(ctx, r, true)
 	if errors.Is(err, operator.ErrAmbiguous) {
 		return nil, badRequest("The key has several instances.")
 	}

@@ -6,12 +6,15 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"log/slog"
 	"net/http"
+	"net/http/httptest"
 	"net/url"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/sagamill/sagamill/internal/testing/pgtest"
 	"github.com/sagamill/sagamill/operator"
 )
 
@@ -213,6 +216,7 @@ func TestSagaAddresses(t *testing.T) {
 	f := newFixture(t, RoleViewer, nil)
 	f.putStuck(t, "k", 1)
 	f.exec(t, `INSERT INTO {schema}.saga SELECT (jsonb_populate_record(s, '{"scope":"globex"}')).* FROM {schema}.saga s`)
+	f.exec(t, `INSERT INTO {schema}.inbox (scope, key, step, n, state, attempts) VALUES ('acme', 'messages', 'pay', '', 'open', 1), ('globex', 'messages', 'pay', '', 'open', 1)`)
 	var id string
 	if err := f.pool.QueryRow(t.Context(), "SELECT id FROM "+f.schema+".saga WHERE scope = 'globex'").Scan(&id); err != nil {
 		t.Fatal(err)
@@ -226,6 +230,8 @@ func TestSagaAddresses(t *testing.T) {
 		"key=k0001&database=x&schema=y": {http.StatusNotFound, "There is no schema"},
 		"key=k0001":                     {http.StatusOK, "names several sagas"},
 		"key=k0001&scope=globex":        {http.StatusOK, "saga trip, version 1, globex/k0001"},
+		"key=messages":                  {http.StatusOK, "names several sagas"},
+		"key=messages&scope=globex":     {http.StatusOK, "Its scope is globex"},
 		"id=" + id:                      {http.StatusOK, "k0001"},
 		"id=none":                       {http.StatusBadRequest, "UUID"},
 		"id=00000000-0000-0000-0000-000000000000": {http.StatusNotFound, "no saga with this id"},
@@ -328,7 +334,16 @@ func TestASagaIsFollowed(t *testing.T) {
 		t.Fatalf("the stream ended before the event %s with %q: %v", event, text, lines.Err())
 	}
 	await("drawing", "quote: running")
-	f.exec(t, `UPDATE {schema}.saga SET status = 'compensated', ended_at = now(), progress = '{"phase":"compensated","steps":[{"state":"rejected","attempt":1},{},{},{},{}]}'`)
+	places, _ := f.console.listPlaces(ctx)
+	at := operator.Address{Scope: "acme", Key: "k"}
+	before := readRevision(ctx, places, at)
+	if before == "" || readRevision(ctx, places, at) != before {
+		t.Errorf("the revision of a saga that has not changed is %q, then %q", before, readRevision(ctx, places, at))
+	}
+	f.exec(t, `UPDATE {schema}.saga SET status = 'compensated', ended_at = now(), updated_at = now(), progress = '{"phase":"compensated","steps":[{"state":"rejected","attempt":1},{},{},{},{}]}'`)
+	if after := readRevision(ctx, places, at); after == before {
+		t.Errorf("the revision is %q after a change too", after)
+	}
 	await("drawing", "quote: had no effect")
 	await("end", "")
 	for lines.Scan() {
@@ -339,4 +354,29 @@ func TestASagaIsFollowed(t *testing.T) {
 	if lines.Err() != nil {
 		t.Error(lines.Err())
 	}
+}
+
+// A saga is followed over several databases. A step that no message names is connected by a guess.
+func TestMessagesAreFollowedOverDatabases(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t, RoleViewer, nil)
+	pool, schema := pgtest.Schema(t)
+	c, err := New([]Database{{Name: "orders", Pool: f.pool, Schemas: []string{f.schema}}, {Name: "shop", Pool: pool, Schemas: []string{schema}}},
+		&Options{Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := httptest.NewServer(http.StripPrefix(prefix, c))
+	defer server.Close()
+	f.url = server.URL + prefix
+	f.exec(t, `INSERT INTO {schema}.outbox (message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id, payload, content_type, created_at)
+		VALUES (gen_random_uuid(), 'order.placed', 'order.placed', 'acme', 'c', 'charge', '1', 'c', 'c', '', '{}', 'application/json', now() - interval '9 s')`)
+	other := &fixture{pool: pool, schema: schema}
+	other.exec(t, `INSERT INTO {schema}.inbox (scope, key, step, n, state, attempts, digest) SELECT 'acme', 'c', step, '1', 'done', 1, sha256('x') FROM unnest(ARRAY['charge', 'count']) step`)
+	response, text := f.get(t, "/saga?key=c")
+	if response.StatusCode != http.StatusOK {
+		t.Fatalf("the page = %d: %s", response.StatusCode, text)
+	}
+	requireTexts(t, "the page", text, "message order.placed leads from request to charge", "message order.placed probably leads from request to count",
+		"way way-faint", "orders/"+f.schema, "shop/"+schema)
 }

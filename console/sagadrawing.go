@@ -19,7 +19,7 @@ const (
 	endRadius           = 7
 	maxBoxes            = 400
 
-	nameChars, labelChars, noteChars = 18, 21, 25
+	nameChars, labelChars, noteChars = 17, 21, 25
 )
 
 // A drawing is an SVG image with the texts that stand for it.

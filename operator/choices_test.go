@@ -40,6 +40,9 @@ func TestChoicesAreThoseThatAreNotRefused(t *testing.T) {
 			if c.Step != "" {
 				word += ":" + c.Step
 			}
+			if c.Refusal != "" && c.Step != "" {
+				t.Errorf("%s: the choice %s of a step has the refusal %q", name, word, c.Refusal)
+			}
 			if c.Refusal == "" {
 				got = append(got, word)
 			}
