@@ -23,7 +23,8 @@ import (
 const prefix = "/ops/console"
 
 // pagesOfTests are the paths of all pages with a query, and what they are asked for.
-var pagesOfTests = []string{"/", "/sagas", "/sagas?state=stuck", "/sagas?step=hotel&key=none", "/change/decide?verb=retry&state=stuck", "/run?id=none"}
+var pagesOfTests = []string{"/", "/sagas", "/sagas?state=stuck", "/sagas?step=hotel&key=none", "/change/decide?verb=retry&state=stuck", "/run?id=none",
+	"/dead", "/dead?side=outbox", "/letters", "/letters?state=retrying", "/letter", "/letter/edit", "/change/redrive?topic=none", "/change/discard?topic=none", "/change/bury?topic=none", "/change/edit"}
 
 // A fixture is a schema with sagas, and a console that shows it.
 type fixture struct {
