@@ -19,7 +19,8 @@
 //	assets.go   static files, with a digest in the name
 //
 // overview.go and sparkline.go are the first page, sagas.go is the list, decide.go is the change of many sagas. format.go
-// has the functions of templates. assets/VENDORED.md lists the files of others.
+// has the functions of templates. letters.go has the groups and the list of dead letters, letter.go one letter and the form
+// that edits it, letterchange.go their changes, diff.go what an edit changes. assets/VENDORED.md lists the files of others.
 //
 // # How a page is added
 //

@@ -233,6 +233,31 @@ func TestAFormTokenRedrivesEachLetterOnce(t *testing.T) {
 	}
 }
 
+// A letter that gets old enough after the preview is not one of the preview.
+func TestAnAgeIsThatOfThePreview(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t, RoleOperator, nil)
+	f.putDead(t, "k", 2)
+	f.exec(t, "UPDATE {schema}.parked SET last_at = clock_timestamp() - interval '10 minutes' WHERE id = 2")
+	token := f.previewToken(t, "/change/redrive?age=15m")
+	p, err := f.console.signer.readProposal(token, f.sessionOf(t), "ann", time.Now())
+	if err != nil || p.Count != 1 {
+		t.Fatalf("the preview has %d letters, %v; want 1", p.Count, err)
+	}
+	for name, moment := range p.Moments {
+		p.Moments[name] = moment.Add(-10 * time.Minute) // the preview is as old
+	}
+	f.exec(t, "UPDATE {schema}.parked SET last_at = last_at - interval '10 minutes'")
+	if token, err = f.console.signer.signProposal(p, f.sessionOf(t), "ann"); err != nil {
+		t.Fatal(err)
+	}
+	f.post(t, "/change/redrive", confirmation(token, 1), nil)
+	f.console.runs.working.Wait()
+	if got := f.readText(t, "SELECT string_agg(concat_ws(' ', id, state), '; ' ORDER BY id) FROM {schema}.parked"); got != "1 retrying; 2 dead" {
+		t.Errorf("the letters are %q, want the first retrying", got)
+	}
+}
+
 // A redrive says in words what it would do, and leaves alone what changes after its preview. A run has the counts.
 func TestARedriveOfAGroupIsThatOfItsPreview(t *testing.T) {
 	t.Parallel()
