@@ -66,7 +66,7 @@ func sqlFingerprint(column string) string {
 }
 
 func sqlMasked(column string) string {
-	const variable = `"(\\.|[^"\\])*("|$)|[[:alnum:]_-]*[0-9][[:alnum:]_-]*|[[:alnum:]]+''[[:alnum:]]+|''[^'']*(''|$)|` + "`[^`]*(`|$)" + `|[0-9a-fA-F]{8,}`
+	const variable = `"(?:\\.|[^"\\])*(?:"|$)|[[:alnum:]_-]*[0-9][[:alnum:]_-]*|[[:alnum:]]+''[[:alnum:]]+|''[^'']*(?:''|$)|` + "`[^`]*(?:`|$)" + `|[0-9a-fA-F]{8,}`
 	return `left(regexp_replace(left(` + column + `, 1000), '` + variable + `', '?', 'g'), 160)`
 }
 
