@@ -26,7 +26,7 @@ const maxDiffCells = 4_000_000
 
 // diffContent compares two texts. JSON is compared by its lines once indented, if the indented texts differ.
 func diffContent(name, was, is string) contentDiff {
-	if a, b := indentJSON(was), indentJSON(is); a != b {
+	if a, b := splitJSON(was), splitJSON(is); a != b {
 		was, is = a, b
 	}
 	d := contentDiff{Name: name}
@@ -91,8 +91,8 @@ func splitLines(text string) []string {
 	return strings.Split(strings.TrimSuffix(strings.ReplaceAll(text, "\r\n", "\n"), "\n"), "\n")
 }
 
-// indentJSON returns JSON in lines, and other text as it is.
-func indentJSON(text string) string {
+// splitJSON returns JSON in lines, and other text as it is.
+func splitJSON(text string) string {
 	var lines bytes.Buffer
 	if json.Indent(&lines, []byte(text), "", "  ") != nil {
 		return text

@@ -101,6 +101,8 @@ func (c *Console) serve(w http.ResponseWriter, r *request) error {
 		return c.serveLive(w, r)
 	case r.http.Method == http.MethodPost:
 		return p.post(ctx, w, r)
+	case p.download != nil:
+		return p.download(ctx, w, r)
 	}
 	ctx, cancel := context.WithTimeout(ctx, pageReads*c.opts.ReadTimeout)
 	defer cancel()

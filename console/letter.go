@@ -24,8 +24,8 @@ func (c *Console) letterPage() *page {
 	return &page{path: "letter", title: "Letter", template: "letter.html", show: c.showLetter}
 }
 
-// A letterView is what letter.html gets.
-type letterView struct {
+// A letterPageView is what letter.html gets.
+type letterPageView struct {
 	letterRow
 	Several    bool
 	Dead       bool
@@ -44,7 +44,7 @@ type letterView struct {
 	Edit       string // the query of the form; "": it cannot be edited
 }
 
-func (v *letterView) pageTitle() string {
+func (v *letterPageView) pageTitle() string {
 	return fmt.Sprintf("Letter %d of the %s", v.ID, v.Side)
 }
 
@@ -80,7 +80,7 @@ func (c *Console) showLetter(ctx context.Context, r *request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	v := &letterView{letterRow: letterRow{l, side.place}, Several: len(c.databases) > 1, Dead: l.State == operator.StateDead}
+	v := &letterPageView{letterRow: letterRow{l, side.place}, Several: len(c.databases) > 1, Dead: l.State == operator.StateDead}
 	var payload []byte
 	payload, v.Cut = c.redact(Content{Kind: "payload", Name: l.Topic, Data: l.Payload})
 	v.Payload = formatContent(payload, v.Cut)
@@ -106,7 +106,7 @@ func (c *Console) showLetter(ctx context.Context, r *request) (any, error) {
 }
 
 // predict reads what a redrive would do with the letter.
-func (v *letterView) predict(ctx context.Context, side letterSide) error {
+func (v *letterPageView) predict(ctx context.Context, side letterSide) error {
 	d, err := side.letters(side.Side, "", "")
 	if err != nil {
 		return err
@@ -119,7 +119,7 @@ func (v *letterView) predict(ctx context.Context, side letterSide) error {
 }
 
 // locate reads where the steps of the saga are. Only an inbox says it; the outbox of another service has no steps.
-func (v *letterView) locate(ctx context.Context, side letterSide) error {
+func (v *letterPageView) locate(ctx context.Context, side letterSide) error {
 	if v.Key == "" {
 		return nil
 	}
@@ -147,7 +147,7 @@ func (v *letterView) locate(ctx context.Context, side letterSide) error {
 }
 
 // Own reports whether a row of the inbox is that of the letter.
-func (v *letterView) Own(s operator.StepRow) bool {
+func (v *letterPageView) Own(s operator.StepRow) bool {
 	return s.Scope == v.Scope && s.Key == v.Key && s.Step == v.Step && s.N == v.N
 }
 
@@ -204,15 +204,6 @@ func formatContent(data []byte, cut bool) string {
 
 // maxHex is how many bytes of a payload that is not text a page shows.
 const maxHex = 1024
-
-// visibleLines is visibleText of several lines.
-func visibleLines(text string) string {
-	lines := strings.Split(strings.ReplaceAll(text, "\r\n", "\n"), "\n")
-	for i, line := range lines {
-		lines[i] = strings.ReplaceAll(visibleText(strings.ReplaceAll(line, "\t", "    ")), "\u00a0", " ")
-	}
-	return strings.Join(lines, "\n")
-}
 
 // isPlain reports whether a form can show text and give it back unchanged.
 func isPlain(text string, lines bool) bool {

@@ -126,10 +126,10 @@ func sampleLetter(side letterSide, l *operator.DeadLetter) sample {
 	return sample{side.Label, name, strings.TrimSpace(string(l.Reason) + " " + clipText(l.Error, maxNote))}
 }
 
-const maxNote = 160 // bytes
+const maxNote = 160 // characters
 
-// clipText cuts text to at most n bytes, between two characters.
-func clipText(text string, n int) string {
+// clipBytes cuts text to at most n bytes, between two characters.
+func clipBytes(text string, n int) string {
 	if len(text) <= n {
 		return text
 	}
@@ -466,7 +466,7 @@ func (e *editChange) apply(ctx context.Context, o *applyOptions, _ func(tally)) 
 	if err == nil {
 		var made operator.Edit
 		if made, err = e.operation(&was); err == nil {
-			made.By, made.UnchangedSince = clipText(string(o.Actor), maxEditor), moment
+			made.By, made.UnchangedSince = clipBytes(string(o.Actor), maxEditor), moment
 			_, _, err = d.Edit(ctx, e.id, made)
 		}
 	}

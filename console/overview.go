@@ -228,9 +228,13 @@ var problemTexts = map[operator.ProblemKind]string{
 var problemStates = map[operator.ProblemKind]string{operator.ProblemStuck: "stuck", operator.ProblemPaused: "paused",
 	operator.ProblemHeld: "running", operator.ProblemOrchestrator: statusLive}
 
+// problemPlaces are the messages of the outbox that a problem is about.
+var problemPlaces = map[operator.ProblemKind]operator.Place{operator.ProblemRelay: operator.PlaceStored, operator.ProblemBroker: operator.PlaceStored,
+	operator.ProblemTransaction: operator.PlaceStored, operator.ProblemRefused: operator.PlaceRefused, operator.ProblemOutboxDead: operator.PlaceDead}
+
 // letterLinks are the pages of the letters that a problem is about.
 var letterLinks = map[operator.ProblemKind]string{operator.ProblemDead: "dead?side=inbox", operator.ProblemOutboxDead: "dead?side=outbox",
-	operator.ProblemConsumer: "letters?side=inbox&state=retrying", operator.ProblemRefused: "letters?side=outbox&state=retrying"}
+	operator.ProblemConsumer: "letters?side=inbox&state=retrying"}
 
 func (v *overviewView) listProblems() {
 	for i := range v.Places {
@@ -242,6 +246,9 @@ func (v *overviewView) listProblems() {
 				one.Link = "sagas?" + url.Values{"in": {p.Name}, "state": {state}}.Encode()
 			} else if link := letterLinks[problem.Kind]; link != "" {
 				one.Link = link + "&" + place.Encode()
+			}
+			if at := problemPlaces[problem.Kind]; at != "" && one.Link == "" {
+				one.Link = "outbox?" + url.Values{"in": {p.Name}, "place": {string(at)}}.Encode()
 			}
 			v.Problems = append(v.Problems, one)
 		}

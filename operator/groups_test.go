@@ -22,8 +22,8 @@ func (f *fixture) putDead(t *testing.T, topic, step, reason, format string, n in
 		FROM generate_series(1, $5) i`, topic, step, reason, format, n, ago)
 }
 
-// putHeld stores n dead letters of the outbox.
-func (f *fixture) putHeld(t *testing.T, first, n int, topic, step, format string, ago time.Duration) {
+// putDeadHeld stores n dead letters of the outbox.
+func (f *fixture) putDeadHeld(t *testing.T, first, n int, topic, step, format string, ago time.Duration) {
 	t.Helper()
 	f.exec(t, `INSERT INTO {schema}.outbox_held (id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id, content_type, payload, state, due_at, attempts, reason, refused_at)
 		SELECT i, gen_random_uuid(), $3, 't', 'tenant', 'k' || i, $4, '1', '', '', '', '', '{}', 'dead', 'infinity', 3, replace($5, '%', i::text), now() - $6::interval
@@ -106,8 +106,8 @@ func TestLettersAreGrouped(t *testing.T) {
 	f.putDead(t, "pay", "charge", "failed", `card "%" declined`, 3, time.Minute)
 	f.putDead(t, "pay", "charge", "panic", `order % not found`, 1, time.Minute)
 	f.putDead(t, "pay", "", "undecodable", `byte %`, 2, time.Minute)
-	f.putHeld(t, 1, 4, "pay", "charge", "no queue %", time.Minute)
-	f.putHeld(t, 11, 2, "pay", "", "no queue %", 59*time.Minute)
+	f.putDeadHeld(t, 1, 4, "pay", "charge", "no queue %", time.Minute)
+	f.putDeadHeld(t, 11, 2, "pay", "", "no queue %", 59*time.Minute)
 	type seen struct {
 		Step, Reason string
 		Count        int
@@ -181,7 +181,7 @@ func TestAChangeSinceAMomentIsMadeOnce(t *testing.T) {
 			table, die := "parked", "state = 'dead', last_at = clock_timestamp()"
 			if side == Outbox {
 				table, die = "outbox_held", "state = 'dead', attempts = 1, refused_at = clock_timestamp()"
-				f.putHeld(t, 1, 20, "pay", "charge", "no queue", time.Minute)
+				f.putDeadHeld(t, 1, 20, "pay", "charge", "no queue", time.Minute)
 			} else {
 				f.putDead(t, "pay", "charge", "failed", "no", 20, time.Minute)
 			}
@@ -284,7 +284,7 @@ func TestABurialIsMadeOnce(t *testing.T) {
 	f := newFixture(t)
 	f.putDead(t, "pay", "charge", "failed", "no", 1, time.Minute)
 	f.exec(t, "UPDATE {schema}.parked SET state = 'retrying'")
-	f.putHeld(t, 1, 1, "pay", "charge", "no queue", time.Minute)
+	f.putDeadHeld(t, 1, 1, "pay", "charge", "no queue", time.Minute)
 	f.exec(t, "UPDATE {schema}.outbox_held SET state = 'refused'")
 	moment, err := ReadClock(t.Context(), f.pool)
 	if err != nil {
