@@ -2,7 +2,6 @@ package console
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/http"
 	"net/url"
@@ -218,6 +217,14 @@ func (v *runView) Left() int {
 	return max(0, left)
 }
 
+// Moved returns how many objects of the preview had changed, so that the change left them alone.
+func (v *runView) Moved() int {
+	if v.State == runDone {
+		return max(v.Tally.Changed, v.Total-v.Tally.Done-v.Tally.Busy)
+	}
+	return v.Tally.Changed
+}
+
 func (r *run) snapshot() *runView {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -291,14 +298,14 @@ func readMoments(ctx context.Context, places []*place) (map[string]time.Time, er
 	return moments, nil
 }
 
-// errMoment reports a place that was not there when the change was previewed.
-var errMoment = errors.New("console: a schema was added after the preview")
+// errLateSchema reports a place that was not there when the change was previewed.
+var errLateSchema = &pageError{Status: http.StatusConflict, What: "A schema was added after the preview.", Advice: "Look at the preview again."}
 
 // momentOf returns the moment of a place.
 func (o *applyOptions) momentOf(p *place) (time.Time, error) {
 	at, known := o.Moments[p.Name]
 	if !known {
-		return at, errMoment
+		return at, errLateSchema
 	}
 	return at, nil
 }
