@@ -33,8 +33,17 @@ func (c *Console) decideKind() *changeKind {
 			return nil, err
 		}
 		return &decideChange{decisionVerb: verb, chosen: chosen, filter: search.filter(), of: search.describe(),
-			decision: operator.Decision{Verb: verb.Verb, Step: params.Get("to")}}, nil
+			decision: operator.Decision{Verb: verb.Verb, Step: stepOf(verb.Verb, search, params)}}, nil
 	}}
+}
+
+// stepOf returns the step that a decision is about. A search for a step makes a retry one of that step: if it runs, its
+// last message is sent again.
+func stepOf(verb operator.Verb, search *sagaSearch, params url.Values) string {
+	if verb == operator.VerbRetry && search.Step != "" {
+		return search.Step
+	}
+	return params.Get("to")
 }
 
 // A decisionVerb is a verb of package operator, as the console shows it.
