@@ -36,17 +36,17 @@ export STATICCHECK_CACHE ?= $(shell $(GO) env GOCACHE)/staticcheck
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: bin/order-saga ## run the order example under a mixed load and check its invariants
-	@bin/order-saga demo
+demo: bin/order-saga ## run the order example under a mixed load and check its invariants; CONSOLE=1 shows the sagas in a browser, here and in the three targets below
+	@bin/order-saga demo $(if $(CONSOLE),-console)
 
 demo-trip: bin/trip-saga ## run the trip example, an orchestrated saga, under a mixed load and check its invariants
-	@bin/trip-saga demo
+	@bin/trip-saga demo $(if $(CONSOLE),-console)
 
 serve: bin/order-saga ## run the order example's services until Ctrl-C
-	@bin/order-saga serve
+	@bin/order-saga serve $(if $(CONSOLE),-console)
 
 serve-trip: bin/trip-saga ## run the trip example's services until Ctrl-C
-	@bin/trip-saga serve
+	@bin/trip-saga serve $(if $(CONSOLE),-console)
 
 chaos: bin/chaos ## run both examples under every fault and judge what is left, in five minutes; CHAOS=-brief or -long for less or more, -cluster for a cluster of RabbitMQ
 	@bin/chaos run $(CHAOS)

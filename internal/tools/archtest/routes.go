@@ -48,7 +48,7 @@ var routes = map[string]string{
 // command that serves the console behind a token,
 // programs of the examples, tools that measure and break them, and proxies of tests.
 var serving = []string{
-	rootPackage, "examples", "bench", "chaos", "cmd/sagamill/internal/console",
+	rootPackage, "examples", "bench", "chaos", consoleServer,
 	"internal/testing/certtest", "internal/testing/commitloss", "internal/devservices", "internal/testing/proctest", "internal/testing/rabbitcluster", "internal/testing/rabbitnode", "internal/testing/rabbittest", "internal/testing/redistest",
 }
 
