@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/jackc/pgx/v5"
 
+	"github.com/sagamill/sagamill/internal/outboxsql"
 	"github.com/sagamill/sagamill/internal/testing/faulttest"
 	"github.com/sagamill/sagamill/outbox"
 )
@@ -257,7 +258,7 @@ func (d *drama) look(t *testing.T) sceneOfEffect {
 	t.Helper()
 	return sceneOfEffect{
 		Effects: d.effects(t), Calls: d.p.made(), Parked: d.doubts(t),
-		Receipts: strings.Join(d.texts(t, "SELECT type FROM {schema}.outbox ORDER BY id"), " "),
+		Receipts: strings.Join(d.texts(t, "SELECT "+outboxsql.LoggedType+" FROM {schema}.outbox m ORDER BY id"), " "),
 		State:    strings.Join(d.texts(t, "SELECT state FROM {schema}.inbox"), " "),
 	}
 }

@@ -51,9 +51,10 @@ type attempt struct {
 	bodyTaken bool  // a handler had the decoded body, and may have changed it
 	leaked    bool  // the handler may have committed the claim by ending the transaction; it is to be reopened
 
-	emitted []outbox.Message // messages that the present transaction puts into the outbox
-	call    *effectCall      // the call of an Effect that the present transaction has leased
-	watch   watch            // data for the Observer
+	emitted  []outbox.Message // messages that the present transaction puts into the outbox
+	call     *effectCall      // the call of an Effect that the present transaction has leased
+	watch    watch            // data for the Observer, until it was called
+	reported Outcome          // the last one that the Observer was told
 }
 
 // newAttempt returns an attempt at m, nil for nil.

@@ -139,7 +139,7 @@ type claimer struct {
 }
 
 // openTransaction begins a transaction on conn and claims the rows of attempts, which belong to different steps. It
-// needs one round trip, or two if one of several rows exists already. Afterwards each attempt has its claim. A savepoint
+// needs one round trip, or two if a row exists that was not expected. Afterwards each attempt has its claim. A savepoint
 // follows the claims, to which a failure rolls back, unless no handler will be entered: see savepointFor.
 func (c *claimer) openTransaction(ctx context.Context, conn *pgx.Conn, attempts []*attempt) (pgx.Tx, error) {
 	for _, a := range attempts {
@@ -148,9 +148,14 @@ func (c *claimer) openTransaction(ctx context.Context, conn *pgx.Conn, attempts 
 	}
 	b := &pgx.Batch{}
 	b.BeginTx(readCommitted)
-	inserted := c.queueClaims(b, attempts)
 	var xid uint32
-	c.queueOpening(b, attempts, &xid)
+	inserted, opened := new(int64), new(bool)
+	if len(attempts) == 1 && attempts[0].isMostLikelyNew(time.Now()) {
+		inserted, opened = c.queueNewClaim(b, attempts[0], &xid)
+	} else {
+		inserted, *opened = c.queueClaims(b, attempts), true
+		c.queueOpening(b, attempts, &xid)
+	}
 	c.queueBehind(b, attempts)
 	if savepoint := savepointFor(attempts); savepoint != "" {
 		b.Queue("SAVEPOINT " + savepoint)
@@ -161,10 +166,16 @@ func (c *claimer) openTransaction(ctx context.Context, conn *pgx.Conn, attempts 
 		c.database.rollbackOrClose(ctx, conn)
 		return nil, fmt.Errorf("consumer: claim steps: %w", err)
 	}
+	tx := results.Tx()
+	if !*opened {
+		if err := c.openAfterwards(ctx, tx, attempts, &xid); err != nil {
+			c.database.rollbackOrClose(ctx, conn)
+			return nil, err
+		}
+	}
 	for _, a := range attempts {
 		a.xid = xid
 	}
-	tx := results.Tx()
 	if err := c.checkClaims(ctx, tx, attempts, int(*inserted)); err != nil {
 		c.database.rollbackOrClose(ctx, conn)
 		return nil, err
@@ -200,6 +211,51 @@ func (c *claimer) queueClaims(b *pgx.Batch, attempts []*attempt) *int64 {
 	}
 	b.Queue(c.sql.claimMany, claimColumns(sorted)...).Query(count)
 	return inserted
+}
+
+// recentAge is how old a message is at most that no horizon can concern: a Sweeper removes no row, and raises the horizon
+// to none, before the row is MinRetention old. The rest is for the clocks of senders and of failed-over servers.
+const recentAge = MinRetention / 2
+
+// isMostLikelyNew reports whether the row of a's step is most likely absent, and no horizon concerns a.
+func (a *attempt) isMostLikelyNew(now time.Time) bool {
+	return a.kind == action && !a.redelivered && !a.counted && now.Sub(a.since()) < recentAge
+}
+
+// queueNewClaim claims the row of a step that is most likely new, by one statement. Afterwards opened says whether it was
+// new, and the message is recent by the clock of the database. If not, call openAfterwards.
+func (c *claimer) queueNewClaim(b *pgx.Batch, a *attempt, xid *uint32) (inserted *int64, opened *bool) {
+	inserted, opened = new(int64), new(bool)
+	args := append(a.claimArgs(), milliseconds(idleLimit([]*attempt{a})))
+	b.Queue(c.sql.claimNew, args...).Query(func(rows pgx.Rows) error {
+		var now time.Time
+		_, err := pgx.ForEachRow(rows, []any{xid, nil, &now}, func() error {
+			*inserted, *opened = 1, now.Sub(a.since()) < recentAge
+			return nil
+		})
+		return err
+	})
+	return inserted, opened
+}
+
+// openAfterwards does what queueOpening does, for the one attempt in attempts whose row queueNewClaim has not found new.
+// A rollback to a savepoint releases the locks behind it, so the savepoint is set anew behind the lock of the row.
+func (c *claimer) openAfterwards(ctx context.Context, tx pgx.Tx, attempts []*attempt, xid *uint32) error {
+	b := &pgx.Batch{}
+	savepoint := savepointFor(attempts)
+	if savepoint != "" {
+		b.Queue("RELEASE SAVEPOINT " + savepoint)
+	}
+	c.queueOpening(b, attempts, xid)
+	attempts[0].behind = false
+	c.queueBehind(b, attempts)
+	if savepoint != "" {
+		b.Queue("SAVEPOINT " + savepoint)
+	}
+	if err := tx.SendBatch(ctx, b).Close(); err != nil {
+		return fmt.Errorf("consumer: lock step: %w", err)
+	}
+	return nil
 }
 
 // queueBehind reads which messages of ordered steps must wait behind a parked one.

@@ -25,6 +25,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/sagamill/sagamill/internal/outboxsql"
 	"github.com/sagamill/sagamill/internal/testing/faulttest"
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
 	"github.com/sagamill/sagamill/internal/testing/rabbittest"
@@ -259,7 +260,7 @@ type scene struct {
 const sqlLook = `SELECT
 	ARRAY(SELECT key || ' ' || state FROM {schema}.inbox ORDER BY key),
 	ARRAY(SELECT key || ' ' || string_agg(what, ' ' ORDER BY id) FROM {schema}.effect GROUP BY key ORDER BY key),
-	ARRAY(SELECT key || ' ' || type FROM {schema}.outbox ORDER BY key, type),
+	ARRAY(SELECT key || ' ' || ` + outboxsql.LoggedType + ` FROM {schema}.outbox m ORDER BY 1),
 	ARRAY(SELECT concat_ws(' ', key, state, kind, reason) FROM {schema}.parked ORDER BY 1)`
 
 // look returns the scene. A message that cannot be read may be a dead letter twice,

@@ -11,6 +11,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 	gocmp "github.com/google/go-cmp/cmp"
 
+	"github.com/sagamill/sagamill/internal/outboxsql"
 	"github.com/sagamill/sagamill/outbox"
 )
 
@@ -47,7 +48,7 @@ func TestFromWatermillPublishesThroughTheOutbox(t *testing.T) {
 	if got := f.effects(t); got != "shipped a" {
 		t.Errorf("effects are %q", got)
 	}
-	got := f.texts(t, `SELECT concat_ws('|', topic, type, scope, key, step, length(n), content_type, convert_from(payload, 'UTF8'), headers->>'byte', headers->>'tenant') FROM {schema}.outbox ORDER BY id`)
+	got := f.texts(t, `SELECT concat_ws('|', topic, `+outboxsql.LoggedType+`, scope, key, step, length(n), `+outboxsql.LoggedContentType+`, convert_from(payload, 'UTF8'), headers->>'byte', headers->>'tenant') FROM {schema}.outbox m ORDER BY id`)
 	want := []string{
 		"shipped|shipped|legacy|a|ship|16|application/octet-stream|{|{|t",
 		"shipped|shipped|legacy|a|ship|16|application/octet-stream|x|x|t",

@@ -250,7 +250,7 @@ func (rep *reporter) sendEvent(ctx context.Context, a *attempt) {
 	} else {
 		e.Ended = time.Now()
 	}
-	a.watch = watch{}
+	a.watch, a.reported = watch{}, e.Outcome
 	rep.counters.countEvent(&e)
 	rep.callObserver(ctx, "Observe", func(o Observer) { o.Observe(ctx, e) })
 }

@@ -290,7 +290,7 @@ func (s *settler) wakeAfterCommit(a *attempt) {
 // wakeRetrier makes the retrier look when the next parked message is due, unless a has only been the first to arrive for
 // its step, and has succeeded.
 func (s *settler) wakeRetrier(a *attempt) {
-	if a != nil && a.watch.outcome == OutcomeDone && !a.older && a.parked == nil {
+	if a != nil && a.reported == OutcomeDone && !a.older && a.parked == nil {
 		return
 	}
 	select {

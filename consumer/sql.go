@@ -11,6 +11,13 @@ INSERT INTO {schema}.inbox (scope, key, step, n, state, attempts, digest, undo_d
 VALUES ($1, $2, $3, $4, $5, $6, $7, $8)
 ON CONFLICT (scope, key, step, n) DO NOTHING`
 
+// sqlClaimNew is sqlClaimOne for a message whose step most likely has no row. If it inserts the row, it does what
+// sqlOpenClaim does for such a row, without the horizon. It returns the time instead: all horizons are at least
+// MinRetention less ClockSkew before it, and a message that is younger needs none. If a row exists, it returns nothing,
+// and sqlOpenClaim follows.
+const sqlClaimNew = sqlClaimOne + `
+RETURNING pg_current_xact_id()::xid, set_config('idle_in_transaction_session_timeout', $9, true), clock_timestamp()`
+
 // sqlClaimMany is sqlClaimOne for several steps, one row after the other in the order of the arrays. The arrays are
 // in the order of identities, so that two transactions cannot wait for each other's rows.
 const sqlClaimMany = `
@@ -235,19 +242,19 @@ SET attempts = attempts + 1
 WHERE scope = $1 AND key = $2 AND step = $3 AND n = $4 AND kind = $5 AND state = 'retrying'`
 
 type queries struct {
-	claimOne, claimMany, openClaim, lockMany, unclaim, reopen, readBehind, readAttempts string
-	claimStep, lockStep, tryLockStep, openClaims, limitIdle, moveStep, handBack         string
-	countAction, countCompensation                                                      string
-	park, bury, nextDue, takeParked, lockParked                                         string
-	deleteParked, cancelParked, repark, countParked                                     string
-	nameParked, refuseParked, yieldParked                                               string
-	readStats                                                                           string
+	claimOne, claimNew, claimMany, openClaim, lockMany, unclaim, reopen, readBehind, readAttempts string
+	claimStep, lockStep, tryLockStep, openClaims, limitIdle, moveStep, handBack                   string
+	countAction, countCompensation                                                                string
+	park, bury, nextDue, takeParked, lockParked                                                   string
+	deleteParked, cancelParked, repark, countParked                                               string
+	nameParked, refuseParked, yieldParked                                                         string
+	readStats                                                                                     string
 }
 
 func newQueries(schema string) queries {
 	bind := func(statement string) string { return sqlschema.Bind(schema, statement) }
 	return queries{
-		claimOne: bind(sqlClaimOne), claimMany: bind(sqlClaimMany), openClaim: bind(sqlOpenClaim), lockMany: bind(sqlLockMany),
+		claimOne: bind(sqlClaimOne), claimNew: bind(sqlClaimNew), claimMany: bind(sqlClaimMany), openClaim: bind(sqlOpenClaim), lockMany: bind(sqlLockMany),
 		unclaim: bind(sqlUnclaim), reopen: bind(sqlReopen), readBehind: bind(sqlReadBehind), readAttempts: bind(sqlReadAttempts),
 		claimStep: bind(sqlClaimStep), lockStep: bind(sqlLockStep), tryLockStep: bind(sqlTryLockStep), handBack: bind(sqlHandBack), openClaims: bind(sqlOpenClaims), limitIdle: sqlLimitIdle, moveStep: bind(sqlMoveStep),
 		countAction: bind(sqlCountAction), countCompensation: bind(sqlCountCompensation),

@@ -10,6 +10,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/sagamill/sagamill/internal/outboxsql"
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
 	"github.com/sagamill/sagamill/outbox"
 )
@@ -153,7 +154,7 @@ func TestEmittedMessagesCommitWithTheStepAndSayWhereTheyComeFrom(t *testing.T) {
 	if n := runParkedOnce(t, c); n != 1 {
 		t.Fatalf("%d parked messages were due, want 1", n)
 	}
-	got := f.texts(t, "SELECT concat_ws('|', topic, scope, key, step, correlation_id, causation_id, headers) FROM {schema}.outbox ORDER BY id")
+	got := f.texts(t, "SELECT concat_ws('|', topic, scope, key, step, "+outboxsql.LoggedCorrelation+", causation_id, headers) FROM {schema}.outbox m ORDER BY id")
 	want := []string{
 		"paid|tenant|k|ship|saga-1|" + msg.UUID + `|{"traceparent":"00-trace"}`,
 		"audit|all|x|log|own|" + msg.UUID + `|{"traceparent":"00-trace"}`,

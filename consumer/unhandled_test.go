@@ -14,6 +14,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/jackc/pgx/v5"
 
+	"github.com/sagamill/sagamill/internal/outboxsql"
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
 	"github.com/sagamill/sagamill/outbox"
 )
@@ -237,7 +238,7 @@ func TestAnAnswerIsCompleted(t *testing.T) {
 		}
 		want = append(want, fmt.Sprint("answer tenant k orchestrate saga ", msg.UUID, " ", parent))
 	}
-	got := f.texts(t, `SELECT concat_ws(' ', topic, scope, key, step, correlation_id, causation_id, headers->>'traceparent') FROM {schema}.outbox ORDER BY id`)
+	got := f.texts(t, `SELECT concat_ws(' ', topic, scope, key, step, `+outboxsql.LoggedCorrelation+`, causation_id, headers->>'traceparent') FROM {schema}.outbox m ORDER BY id`)
 	if !slices.Equal(got, want) {
 		t.Errorf("emitted %q, want %q", got, want)
 	}

@@ -70,11 +70,11 @@ RETURNING h.id, h.ordering_key`
 
 // sqlLockLease waits for a transaction of the relay and keeps the relay from beginning
 // another. Otherwise a message that the relay is just storing behind a refused one would be
-// missed: outboxsql.Promote here does not see it yet, and the relay still sees the refused one.
+// missed: outboxsql.PromoteLocked here does not see it yet, and the relay still sees the refused one.
 const sqlLockLease = `SELECT epoch FROM {schema}.outbox_relay FOR NO KEY UPDATE`
 
 // sqlBuryHeld makes up to $9 refused messages dead letters, and messages that wait for their
-// topic. outboxsql.Promote follows it in the transaction.
+// topic. outboxsql.PromoteLocked follows it in the transaction.
 const sqlBuryHeld = `
 WITH batch AS (SELECT id FROM {schema}.outbox_held WHERE {picked} ORDER BY id LIMIT $9 FOR UPDATE)
 UPDATE {schema}.outbox_held h
@@ -135,9 +135,9 @@ ORDER BY p.id`
 // sqlLocateLeaf uses no index: every writer would pay for one, and an operator can wait for a
 // scan of the log.
 const sqlLocateLeaf = `
-	SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id,
-		octet_length(payload) AS size, created_at, xid
-	FROM {schema}.{leaf} WHERE key = $2 AND ($1 = '' OR scope = $1)`
+	SELECT id, message_id, topic, ` + outboxsql.LoggedType + ` AS type, scope, key, step, n, ` + outboxsql.LoggedOrderingKey + ` AS ordering_key,
+		` + outboxsql.LoggedCorrelation + ` AS correlation_id, causation_id, octet_length(payload) AS size, created_at, xid
+	FROM {schema}.{leaf} m WHERE key = $2 AND ($1 = '' OR scope = $1)`
 
 // sqlLocateUnpublishedLeaf skips messages that were published before the difference that the
 // relay is at, by the index (xid, id), as the relay does.
@@ -162,17 +162,17 @@ const sqlPin = `LOCK TABLE {schema}.outbox_cursor_0, {schema}.outbox_cursor_1, O
 // because the relay still handles them. There is no index: an operator can wait for a scan.
 const sqlLogged = `leaf IS DISTINCT FROM -1 AND id > $5 AND ($1 = '' OR scope = $1) AND ($2 = '' OR key = $2)
 	AND ($3::timestamptz IS NULL OR created_at >= $3) AND ($4::timestamptz IS NULL OR created_at < $4)
-	AND NOT EXISTS (SELECT FROM {schema}.outbox_held h WHERE h.id = o.id)`
+	AND NOT EXISTS (SELECT FROM {schema}.outbox_held h WHERE h.id = m.id)`
 
 // sqlListLogged lists the first $7 of them up to the id $6, in the order of their ids.
 const sqlListLogged = `
-SELECT id, message_id, topic, type, scope, key, step, n, octet_length(payload), created_at
-FROM {schema}.outbox o
+SELECT id, message_id, topic, ` + outboxsql.LoggedType + ` AS type, scope, key, step, n, octet_length(payload), created_at
+FROM {schema}.outbox m
 WHERE {logged} AND id <= $6
 ORDER BY id LIMIT $7`
 
 // sqlCountLogged counts them, and reads the last one's id.
-const sqlCountLogged = `SELECT count(*), coalesce(max(id), 0) FROM {schema}.outbox o WHERE {logged}`
+const sqlCountLogged = `SELECT count(*), coalesce(max(id), 0) FROM {schema}.outbox m WHERE {logged}`
 
 // sqlCopyLogged stores copies of messages at the end of the log. They keep their created_at,
 // which tells a consumer the age of the message. The relay would take it for the age of the
@@ -215,7 +215,7 @@ func newOutboxQueries(schema string) outboxQueries {
 		list: bind(ofLetters(sqlDead, sqlListHeld)), count: bind(ofLetters(sqlDead, sqlCountHeld)),
 		listRetrying: bind(ofLetters(sqlRefused, sqlListHeld)), countRetrying: bind(ofLetters(sqlRefused, sqlCountHeld)),
 		redrive: bind(ofLetters(sqlDead, sqlRedriveHeld)), discard: bind(ofLetters(sqlDead, sqlDiscardHeld)),
-		bury: bind(ofLetters(sqlRefused, sqlBuryHeld)), lockLease: bind(sqlLockLease), promote: bind(outboxsql.Promote),
+		bury: bind(ofLetters(sqlRefused, sqlBuryHeld)), lockLease: bind(sqlLockLease), promote: bind(outboxsql.PromoteLocked),
 		listLogged: logged(sqlListLogged), countLogged: logged(sqlCountLogged), copyLogged: bind(sqlCopyLogged), oldestLogged: bind(sqlOldestLogged),
 		locate: bind(locateInLeaves("true", sqlLocateLeaf)), locateUnpublished: bind(locateInLeaves("false", sqlLocateUnpublishedLeaf)),
 		pin: bind(sqlPin), planByIndex: outboxsql.PlanByIndex,

@@ -126,7 +126,7 @@ func TestWhatIsPublishedCostsNothing(t *testing.T) {
 			prepare(f)
 			r := f.relay(t, RelayOptions{})
 			l := f.leader(t, RelayOptions{})
-			if err := l.log.listDifference(t.Context(), l.newReadBatch()); err != nil {
+			if err := l.log.listDifference(t.Context(), l.log.newReadBatch()); err != nil {
 				t.Fatal(err)
 			}
 			at := cursor{from: *l.log.at.to}

@@ -171,7 +171,7 @@ func TestATenureThatIsOverChangesNothing(t *testing.T) {
 			if _, err := l.lease.renewLease(ctx, l.epoch); !errors.Is(err, errOvertaken) {
 				t.Errorf("renew: %v", err)
 			}
-			if _, _, err := l.log.readPage(ctx, l.newReadBatch(), 10, maxPageBytes); !errors.Is(err, errOvertaken) {
+			if _, _, err := l.log.readPage(ctx, l.log.newReadBatch(), 10, maxPageBytes); !errors.Is(err, errOvertaken) {
 				t.Errorf("read: %v", err)
 			}
 			if after := f.everyRow(t, tables...); after != before {
@@ -204,7 +204,7 @@ func TestARelayThatIsOvertakenInAReadReadsNothing(t *testing.T) {
 	}
 	read := make(chan error, 1)
 	go func() {
-		rows, _, err := old.log.readPage(t.Context(), old.newReadBatch(), 10, maxPageBytes)
+		rows, _, err := old.log.readPage(t.Context(), old.log.newReadBatch(), 10, maxPageBytes)
 		if err == nil {
 			err = fmt.Errorf("%d messages, the first %s, behind %d", len(rows), rows[0].Payload, rows[0].behind)
 		}

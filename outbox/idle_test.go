@@ -81,7 +81,7 @@ func TestADifferenceIsReadWhole(t *testing.T) {
 					f.write(t, msg("k", want[len(want)-1]))
 				}
 				for range n + 1 {
-					rows, _, err := l.log.readPage(t.Context(), l.newReadBatch(), 4, 3*len("0-0"))
+					rows, _, err := l.log.readPage(t.Context(), l.log.newReadBatch(), 4, 3*len("0-0"))
 					if err != nil {
 						t.Fatal(err)
 					}

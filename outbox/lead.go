@@ -78,6 +78,8 @@ func (r *Relay) leadTenure(ctx, work context.Context, t tenure) error {
 	defer end(nil)
 	r.topics.forgetProbes()
 	l := newLeader(r, t, ctx.Done())
+	l.log.own = r.openLogPool(ctx)
+	defer l.log.closeOwn()
 	l.expiry = time.AfterFunc(time.Until(t.until), func() { end(errExpired) }) // no publishing without a lease
 	defer l.expiry.Stop()
 	var workers sync.WaitGroup
@@ -302,7 +304,7 @@ func (l *leader) readLog(ctx context.Context) (int, error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, listTimeout)
 	defer cancel()
-	batch := l.newReadBatch()
+	batch := l.log.newReadBatch()
 	confirm := l.settler.queueDueCheckpoint(batch)
 	l.held.lookWanted = l.held.lookWanted || l.expectsMessages
 	takeLook := l.held.queueLookForHeld(batch)

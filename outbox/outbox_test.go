@@ -618,7 +618,7 @@ func TestAFailedCheckpointRepeatsThePage(t *testing.T) {
 	f := newFixture(t)
 	f.write(t, msg("k", "1"))
 	l := f.leader(t, RelayOptions{})
-	rows, _, err := l.log.readPage(t.Context(), l.newReadBatch(), maxPage, maxPageBytes)
+	rows, _, err := l.log.readPage(t.Context(), l.log.newReadBatch(), maxPage, maxPageBytes)
 	if err != nil || len(rows) != 1 {
 		t.Fatalf("read = %v, %v", rows, err)
 	}

@@ -14,8 +14,11 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/sagamill/sagamill/internal/failpoint"
+	"github.com/sagamill/sagamill/internal/outboxsql"
 	"github.com/sagamill/sagamill/internal/stepkey"
 )
 
@@ -36,7 +39,8 @@ const (
 // none of them is skipped. A reader that remembers the largest id would skip them.
 type logReader struct {
 	*core
-	epoch int64 // after a crash of the server the tenure is over, and the cursor means nothing
+	own   *pgxpool.Pool // one connection that plans by index, see openLogPool; nil: the service's pool is used
+	epoch int64         // after a crash of the server the tenure is over, and the cursor means nothing
 
 	position
 
@@ -63,10 +67,35 @@ type entry struct {
 }
 
 // newReadBatch returns a batch for a read of the log.
-func (s *core) newReadBatch() *pgx.Batch {
+func (l *logReader) newReadBatch() *pgx.Batch {
 	batch := &pgx.Batch{}
-	batch.Queue(s.sql.planByIndex)
+	if l.own == nil {
+		batch.Queue(l.sql.planByIndex)
+	}
 	return batch
+}
+
+// sendBatch sends a batch that newReadBatch has begun. If there is no connection for it, the next one uses the service's
+// pool.
+func (l *logReader) sendBatch(ctx context.Context, batch *pgx.Batch) error {
+	if l.own == nil {
+		return l.db.SendBatch(ctx, batch).Close()
+	}
+	err := l.own.SendBatch(ctx, batch).Close()
+	var unconnected *pgconn.ConnectError
+	var failure *pgconn.PgError
+	if err != nil && (errors.As(err, &unconnected) || !errors.As(err, &failure)) {
+		l.closeOwn()
+	}
+	return err
+}
+
+// closeOwn closes the connection of the log, if there is one.
+func (l *logReader) closeOwn() {
+	if l.own != nil {
+		l.own.Close()
+		l.own = nil
+	}
 }
 
 // readPage returns the next messages, up to limit and up to so many bytes of payload, but at
@@ -135,7 +164,7 @@ func (l *logReader) readSmallDifference(ctx context.Context, batch *pgx.Batch, b
 				continue
 			}
 			var m row
-			if err := m.scanColumns(found, &m.behind, &now, &m.leaf, &listed); err != nil {
+			if err := m.scanLogged(found, &m.behind, &now, &m.leaf, &listed); err != nil {
 				return err
 			}
 			rows = append(rows, m)
@@ -147,7 +176,7 @@ func (l *logReader) readSmallDifference(ctx context.Context, batch *pgx.Batch, b
 	} else {
 		batch.Queue(l.sql.readDifference, from.xmaxText(), l.limits.small, bytes, l.epoch, from.xip).Query(read)
 	}
-	if err := l.db.SendBatch(ctx, batch).Close(); err != nil {
+	if err := l.sendBatch(ctx, batch); err != nil {
 		return nil, behind, fmt.Errorf("read messages: %w", err)
 	}
 	if now == "" {
@@ -179,7 +208,7 @@ func (l *logReader) listDifference(ctx context.Context, batch *pgx.Batch) error 
 		})
 		return err
 	})
-	if err := l.db.SendBatch(ctx, batch).Close(); err != nil {
+	if err := l.sendBatch(ctx, batch); err != nil {
 		return fmt.Errorf("list messages: %w", err)
 	}
 	if now == "" {
@@ -217,13 +246,13 @@ func (l *logReader) fetchMessages(ctx context.Context, batch *pgx.Batch, list []
 		if len(some) > 0 {
 			batch.Queue(l.sql.fetchMessages[leaf], some).Query(appendRows(&rows, func(m *row, found pgx.Rows) error {
 				m.leaf = leaf
-				return m.scanColumns(found, &m.behind)
+				return m.scanLogged(found, &m.behind)
 			}))
 		}
 	}
 	var found int64
 	batch.Queue(l.sql.readTenure, l.epoch).QueryRow(func(row pgx.Row) error { return explainFence(row.Scan(&found)) })
-	if err := l.db.SendBatch(ctx, batch).Close(); err != nil {
+	if err := l.sendBatch(ctx, batch); err != nil {
 		return nil, fmt.Errorf("read messages: %w", err)
 	}
 	slices.SortFunc(rows, func(a, b row) int { return cmp.Compare(a.ID, b.ID) })
@@ -250,6 +279,19 @@ type row struct {
 func (m *row) scanColumns(rows pgx.Rows, more ...any) error {
 	return rows.Scan(append([]any{&m.ID, &m.MessageID, &m.Topic, &m.Type, &m.Scope, &m.Key, &m.Step, &m.N, &m.OrderingKey,
 		&m.CorrelationID, &m.CausationID, &m.ContentType, &m.Headers, &m.Payload, &m.CreatedAt, &m.Attempts}, more...)...)
+}
+
+// scanLogged is scanColumns for a row of the log, which leaves out derived columns.
+func (m *row) scanLogged(rows pgx.Rows, more ...any) error {
+	if err := m.scanColumns(rows, more...); err != nil {
+		return err
+	}
+	c := outboxsql.Expand(outboxsql.Columns{
+		ID: m.MessageID.String(), Topic: m.Topic, Scope: m.Scope, Key: m.Key, Causation: m.CausationID,
+		Type: m.Type, Correlation: m.CorrelationID, ContentType: m.ContentType, OrderingKey: m.OrderingKey,
+	})
+	m.Type, m.CorrelationID, m.ContentType, m.OrderingKey = c.Type, c.Correlation, c.ContentType, c.OrderingKey
+	return nil
 }
 
 // scanHeldRow reads a message that a statement on held messages returns.
@@ -460,7 +502,7 @@ const (
 // sqlBehind is the held message of the same ordering key behind which the message m has to wait.
 const sqlBehind = `coalesce((
 	SELECT h.id FROM {schema}.outbox_held h
-	WHERE h.state IN ('refused', 'waiting') AND h.ordering_key = m.ordering_key ORDER BY h.id LIMIT 1), 0)`
+	WHERE h.state IN ('refused', 'waiting') AND h.ordering_key = ` + outboxsql.LoggedOrderingKey + ` ORDER BY h.id LIMIT 1), 0)`
 
 // sqlFetchMessages reads listed messages, and the held message of the same ordering key behind
 // which each has to wait. It takes no lock: stored messages never change.

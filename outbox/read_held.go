@@ -367,7 +367,7 @@ moved AS (
 		to_char(CASE reason WHEN '' THEN due_at ELSE created_at END AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"') AS since)
 INSERT INTO {schema}.outbox (message_id, topic, type, scope, key, step, n, ordering_key,
 	correlation_id, causation_id, content_type, headers, payload)
-SELECT message_id, topic, type, scope, key, step, n, ordering_key,
+SELECT message_id, topic, type, scope, key, step, n, ` + outboxsql.KeptOrderingKey + `,
 	correlation_id, causation_id, content_type,
 	CASE WHEN headers IS NULL THEN ('{"timestamp":"' || since || '"}')::json
 		WHEN headers::text LIKE '{"%' AND headers::text NOT LIKE '{"timestamp":%' THEN ('{"timestamp":"' || since || '",' || substr(headers::text, 2))::json

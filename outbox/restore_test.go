@@ -90,7 +90,7 @@ func (f *fixture) halfPublished(t *testing.T) map[string][]string {
 	}
 	f.write(t, msg("r", "r2"))
 	l := f.leader(t, RelayOptions{})
-	rows, at, err := l.log.readPage(t.Context(), l.newReadBatch(), 5, maxPageBytes)
+	rows, at, err := l.log.readPage(t.Context(), l.log.newReadBatch(), 5, maxPageBytes)
 	if err != nil || len(rows) != 5 {
 		t.Fatalf("read %d messages, %v", len(rows), err)
 	}

@@ -92,7 +92,7 @@ func TestAPageIsLimitedInBytes(t *testing.T) {
 	}
 	l := f.leader(t, RelayOptions{})
 	for _, want := range []int{4, 2, 0} { // maxPageBytes
-		rows, _, err := l.log.readPage(t.Context(), l.newReadBatch(), maxPage, maxPageBytes)
+		rows, _, err := l.log.readPage(t.Context(), l.log.newReadBatch(), maxPage, maxPageBytes)
 		if err != nil || len(rows) != want {
 			t.Errorf("a page has %d messages of %d bytes, %v; want %d", len(rows), MaxPayload, err, want)
 		}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/sagamill/sagamill/internal/cleantext"
 	"github.com/sagamill/sagamill/internal/failpoint"
+	"github.com/sagamill/sagamill/internal/outboxsql"
 )
 
 // cursorRows is after how many checkpoints the two tables of cursors take turns.
@@ -32,10 +33,10 @@ type settler struct {
 
 const (
 	// checkpointPause is the shortest time between two checkpoints that are written together with a read of the log.
-	checkpointPause = 20 * time.Millisecond
+	checkpointPause = 100 * time.Millisecond
 
 	// checkpointDelay is how long a checkpoint waits for a read of the log before it is written alone.
-	checkpointDelay = 100 * time.Millisecond
+	checkpointDelay = 250 * time.Millisecond
 )
 
 // A settlement is what notePages has noted.
@@ -89,8 +90,7 @@ func (s *settler) queueDueCheckpoint(batch *pgx.Batch) (confirm func() error) {
 	if !s.isCheckpointOlderThan(checkpointPause) && !s.window.hasManySettled() {
 		return func() error { return nil }
 	}
-	batch.Queue(s.sql.asynchronous)
-	written := s.queueCheckpoint(batch, s.at)
+	written := s.queueCheckpoint(batch, &s.sql.lateCheckpoint, s.at)
 	return func() error {
 		if !*written {
 			return errOvertaken
@@ -115,8 +115,7 @@ func (s *settler) flushCheckpoint(ctx context.Context) error {
 // writeCheckpoint moves the cursor to at.
 func (s *settler) writeCheckpoint(ctx context.Context, at cursor) error {
 	batch := &pgx.Batch{}
-	batch.Queue(s.sql.asynchronous)
-	written := s.queueCheckpoint(batch, at)
+	written := s.queueCheckpoint(batch, &s.sql.lateCheckpoint, at)
 	if err := s.db.SendBatch(ctx, batch).Close(); err != nil {
 		return fmt.Errorf("outbox: checkpoint: %w", err)
 	}
@@ -127,11 +126,11 @@ func (s *settler) writeCheckpoint(ctx context.Context, at cursor) error {
 }
 
 // queueCheckpoint adds the checkpoint to batch. After the batch, written says whether it was
-// written; if not, another relay has taken over.
-func (s *settler) queueCheckpoint(batch *pgx.Batch, at cursor) (written *bool) {
+// written; if not, another relay has taken over. statements has one for each table of cursors.
+func (s *settler) queueCheckpoint(batch *pgx.Batch, statements *[2]string, at cursor) (written *bool) {
 	written = new(bool)
 	s.marks++
-	batch.Queue(s.sql.checkpoint[s.which], s.epoch, s.marks, at.from.text, at.toText(), at.last).Exec(func(tag pgconn.CommandTag) error {
+	batch.Queue(statements[s.which], s.epoch, s.marks, at.from.text, at.toText(), at.last).Exec(func(tag pgconn.CommandTag) error {
 		*written = tag.RowsAffected() == 1
 		return nil
 	})
@@ -151,7 +150,7 @@ func (s *settler) noteExceptions(ctx context.Context, pages []*page, after curso
 		batch := &pgx.Batch{}
 		batch.Queue(s.sql.planByIndex)
 		ledger.queueStatements(&s.sql, batch)
-		written := s.queueCheckpoint(batch, after)
+		written := s.queueCheckpoint(batch, &s.sql.checkpoint, after)
 		batch.Queue(s.sql.promote, ledger.keys).Query(func(rows pgx.Rows) (err error) {
 			open, err = pgx.CollectRows(rows, pgx.RowTo[string])
 			return err
@@ -343,12 +342,12 @@ func (r *refusalLog) admitLine(topic string, now time.Time) (unsaid int, log boo
 const sqlHoldMessages = `
 INSERT INTO {schema}.outbox_held (id, message_id, topic, type, scope, key, step, n, ordering_key,
 	correlation_id, causation_id, content_type, headers, payload, created_at, state, due_at, attempts, reason, refused_at)
-SELECT id, message_id, topic, type, scope, key, step, n, ordering_key,
-	correlation_id, causation_id, content_type, headers, payload, created_at,
+SELECT m.id, m.message_id, m.topic, ` + outboxsql.LoggedType + `, m.scope, m.key, m.step, m.n, ` + outboxsql.LoggedOrderingKey + `,
+	` + outboxsql.LoggedCorrelation + `, m.causation_id, ` + outboxsql.LoggedContentType + `, m.headers, m.payload, m.created_at,
 	o.state, CASE o.state WHEN 'waiting' THEN 'infinity' ELSE clock_timestamp() + o.wait * interval '1 microsecond' END,
 	o.attempts, o.reason, CASE WHEN o.attempts > 0 THEN clock_timestamp() END
 FROM unnest($1::bigint[], $2::text[], $3::bigint[], $4::int[], $5::text[]) o (id, state, wait, attempts, reason)
-JOIN {schema}.{leaf} USING (id)
+JOIN {schema}.{leaf} m USING (id)
 ON CONFLICT (id) DO NOTHING`
 
 // sqlUnlockedHeld locks the messages $1, except those that a person has locked. Those stay as
@@ -378,12 +377,16 @@ FROM unnest($1::bigint[], $2::bigint[], $3::text[]) o (id, wait, reason)
 WHERE h.id = o.id AND h.state IN ('refused', 'waiting') AND h.id = ANY (ARRAY` + sqlUnlockedHeld + `)`
 
 // sqlCheckpoint notes how far the log is published, unless the tenure is over. If another relay
-// takes over at this very moment, the row has the older epoch and is not read again.
+// takes over at this very moment, the row has the older epoch and is not read again. {commit} is empty, or the source of
+// the row: sqlCommitLate, which then needs no statement for itself.
 const sqlCheckpoint = `
 INSERT INTO {schema}.{cursor} (epoch, seq, from_snapshot, to_snapshot, last_id)
-SELECT $1, $2, $3, $4, $5
+SELECT $1, $2, $3, $4, $5{commit}
 WHERE EXISTS (SELECT FROM {schema}.outbox_relay WHERE epoch = $1) AND EXISTS (SELECT FROM {schema}.outbox_tenure WHERE epoch = $1)`
 
 // sqlAsynchronous makes the transaction's commit not wait for the disk. A checkpoint that a
 // crash of the server takes back costs duplicates. It takes back no earlier commit.
-const sqlAsynchronous = `SELECT set_config('synchronous_commit', 'off', true)`
+const (
+	sqlAsynchronous = `SELECT ` + sqlCommitLate
+	sqlCommitLate   = `set_config('synchronous_commit', 'off', true)`
+)

@@ -1,9 +1,15 @@
 package outbox
 
 import (
+	"context"
+	"errors"
 	"strconv"
 	"strings"
 
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/sagamill/sagamill/internal/guard"
 	"github.com/sagamill/sagamill/internal/outboxsql"
 	"github.com/sagamill/sagamill/internal/sqlschema"
 )
@@ -25,7 +31,7 @@ type queries struct {
 
 	lockRelay, takeLease, beginTenure, renewLease, releaseLease, readSystem string
 	readCursor, unlimited, restampMessages, stampSystem                     string
-	checkpoint, truncateCursor                                              [2]string
+	checkpoint, lateCheckpoint, truncateCursor                              [2]string
 	fence                                                                   string
 
 	planByIndex, asynchronous, lockSoon string
@@ -78,8 +84,68 @@ func newQueries(schema string) queries {
 	}
 	for i := range q.checkpoint {
 		cursor := "outbox_cursor_" + strconv.Itoa(i)
-		q.checkpoint[i] = bind(strings.ReplaceAll(sqlCheckpoint, "{cursor}", cursor))
+		q.checkpoint[i] = bind(strings.NewReplacer("{cursor}", cursor, "{commit}", "").Replace(sqlCheckpoint))
+		q.lateCheckpoint[i] = bind(strings.NewReplacer("{cursor}", cursor, "{commit}", "\nFROM "+sqlCommitLate).Replace(sqlCheckpoint))
 		q.truncateCursor[i] = bind(strings.ReplaceAll(sqlTruncateCursor, "{cursor}", cursor))
 	}
 	return q
 }
+
+// errNoSettings reports that a session has lost the settings with which it was opened.
+var errNoSettings = errors.New("outbox: a pooler has dropped the settings of the session")
+
+// openLogPool opens a pool of one connection, whose session has the settings of outboxsql.PlanByIndex. A read of the log
+// then needs no statement for them. They are startup parameters, so that a pooler cannot give them to another client: it
+// refuses or drops them. Without them, or with the option NoListen, openLogPool returns nil.
+func (s *core) openLogPool(ctx context.Context) *pgxpool.Pool {
+	if s.opts.NoListen {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, s.opts.Lease/looksPerLease)
+	defer cancel()
+	var pool *pgxpool.Pool
+	err := guard.Call(func() (err error) { // a hook of the pool may panic
+		if pool, err = pgxpool.NewWithConfig(ctx, logPoolConfig(s.db.Config())); err == nil {
+			err = pool.Ping(ctx)
+		}
+		return err
+	})
+	if err != nil {
+		s.opts.Logger.DebugContext(ctx, "outbox: the log is read through the pool of the service", "schema", s.opts.Schema, "error", err)
+		if pool != nil {
+			pool.Close()
+		}
+		return nil
+	}
+	return pool
+}
+
+// logPoolConfig makes config, that of the service's pool, the one of openLogPool.
+func logPoolConfig(config *pgxpool.Config) *pgxpool.Config {
+	config.MaxConns, config.MinConns, config.MinIdleConns = 1, 0, 0
+	for name, value := range outboxsql.PlanSettings {
+		config.ConnConfig.RuntimeParams[name] = value
+	}
+	hook := config.AfterConnect
+	config.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
+		if hook != nil {
+			if err := hook(ctx, conn); err != nil {
+				return err
+			}
+		}
+		var names, values []string
+		for name, value := range outboxsql.PlanSettings {
+			names, values = append(names, name), append(values, value)
+		}
+		var has bool
+		if err := conn.QueryRow(ctx, sqlHasSettings, names, values).Scan(&has); err != nil || has {
+			return err
+		}
+		return errNoSettings
+	}
+	return config
+}
+
+// sqlHasSettings reports whether the session has the settings $1 with the values $2.
+const sqlHasSettings = `
+SELECT bool_and(current_setting(name) = value) FROM unnest($1::text[], $2::text[]) u (name, value)`

@@ -287,6 +287,48 @@ func TestAPersonReleasesWhatWaitsForAStalledTopic(t *testing.T) {
 	eventually(t, "it is a dead letter", func() bool { return f.stats(t, r) == counts{Dead: 1} })
 }
 
+// The relay locks what waits for the moment in which it reads. A person who gives up the message before it waits for
+// that lock: what is skipped would be found only a minute later.
+func TestWhatWaitsIsFreedAlthoughItIsLocked(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	f.hold(t, 1, "refused", "1 hour")
+	f.hold(t, 1, "waiting", "0")
+	f.exec(t, "UPDATE {schema}.outbox_held SET ordering_key = 'one'")
+	ids := f.ids(t, "outbox_held", 2)
+	reader, err := f.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = reader.Rollback(context.Background()) }()
+	if _, err := reader.Exec(t.Context(), strings.ReplaceAll("SELECT FROM {schema}.outbox_held WHERE id = $1 FOR UPDATE", "{schema}", f.schema), ids[1]); err != nil {
+		t.Fatal(err)
+	}
+	letters, buried := f.letters(t), make(chan error, 1)
+	go func() {
+		_, err := letters.Bury(t.Context(), ids[0])
+		buried <- err
+	}()
+	eventually(t, "the burial waits, or is done", func() bool {
+		if len(buried) > 0 {
+			return true
+		}
+		var waits bool
+		err := f.pool.QueryRow(t.Context(), "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE $1 = ANY (pg_blocking_pids(pid)))", reader.Conn().PgConn().PID()).Scan(&waits)
+		return err == nil && waits
+	})
+	if err := reader.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-buried; err != nil {
+		t.Fatal(err)
+	}
+	var due bool
+	if err := f.pool.QueryRow(t.Context(), "SELECT due_at < 'infinity' FROM "+f.schema+".outbox_held WHERE id = $1", ids[1]).Scan(&due); err != nil || !due {
+		t.Errorf("the message behind is due: %t, %v", due, err)
+	}
+}
+
 // A relay that is stuck sends nothing that could show that the broker is there: that others got
 // through since the first failure of the topic is enough then.
 func TestATopicStallsWhileTheRelayIsStuck(t *testing.T) {

@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
 
+	"github.com/sagamill/sagamill/internal/outboxsql"
 	"github.com/sagamill/sagamill/internal/sagaid"
 	"github.com/sagamill/sagamill/internal/sqlschema"
 	"github.com/sagamill/sagamill/internal/traceheader"
@@ -128,7 +129,7 @@ func (w *Writer) buildInserts(ctx context.Context, msgs []Message) (inserts []in
 		inserts = append(inserts, insert)
 	}
 	if len(delayed) > 0 {
-		c, err := transposeMessages(delayed)
+		c, err := transposeMessages(delayed, keepComplete)
 		if err != nil {
 			return nil, err
 		}
@@ -141,7 +142,7 @@ func (w *Writer) buildInserts(ctx context.Context, msgs []Message) (inserts []in
 // of most transactions a VALUES list costs the server a third of unnest with its sort.
 func (w *Writer) buildImmediateInsert(msgs []*Message) (insertStatement, error) {
 	if len(msgs) > maxValues {
-		c, err := transposeMessages(msgs)
+		c, err := transposeMessages(msgs, outboxsql.Compact)
 		return insertStatement{w.sql.insertMessages, c.unnestArgs()}, err
 	}
 	args := make([]any, 0, len(msgs)*messageColumns)
@@ -196,11 +197,19 @@ func (m *Message) appendColumnValues(args []any) ([]any, error) {
 	if err != nil {
 		return nil, err
 	}
-	return append(args, id, m.Topic, cmp.Or(m.Type, m.Topic), m.Scope, m.Key, m.Step, m.storedN(), m.orderingKeyOrDefault(),
-		cmp.Or(m.CorrelationID, id.String()), m.CausationID, cmp.Or(m.ContentType, defaultContentType), headers, m.payloadOrEmpty()), nil
+	c := outboxsql.Compact(m.derivedColumns(id))
+	return append(args, id, m.Topic, c.Type, m.Scope, m.Key, m.Step, m.storedN(), c.OrderingKey,
+		c.Correlation, m.CausationID, c.ContentType, headers, m.payloadOrEmpty()), nil
 }
 
-const defaultContentType = "application/json"
+// derivedColumns returns the columns that the log shortens, complete.
+func (m *Message) derivedColumns(id uuid.UUID) outboxsql.Columns {
+	return outboxsql.Columns{
+		ID: id.String(), Topic: m.Topic, Scope: m.Scope, Key: m.Key, Causation: m.CausationID,
+		Type: cmp.Or(m.Type, m.Topic), Correlation: cmp.Or(m.CorrelationID, id.String()),
+		ContentType: cmp.Or(m.ContentType, outboxsql.DefaultContentType), OrderingKey: m.orderingKeyOrDefault(),
+	}
+}
 
 // encodeHeaders returns the headers as JSON, and nil if there are none.
 func (m *Message) encodeHeaders() (*string, error) {
@@ -233,8 +242,8 @@ type messageArrays struct {
 	delays                                           []int64 // microseconds
 }
 
-// transposeMessages turns msgs into an array for each column.
-func transposeMessages(msgs []*Message) (c messageArrays, err error) {
+// transposeMessages turns msgs into an array for each column. form is the form of the derived columns.
+func transposeMessages(msgs []*Message, form func(outboxsql.Columns) outboxsql.Columns) (c messageArrays, err error) {
 	for _, m := range msgs {
 		id, err := parseMessageID(m.ID)
 		if err != nil {
@@ -244,17 +253,18 @@ func transposeMessages(msgs []*Message) (c messageArrays, err error) {
 		if err != nil {
 			return c, err
 		}
+		derived := form(m.derivedColumns(id))
 		c.ids = append(c.ids, pgtype.UUID{Bytes: id, Valid: true})
 		c.topics = append(c.topics, m.Topic)
-		c.types = append(c.types, cmp.Or(m.Type, m.Topic))
+		c.types = append(c.types, derived.Type)
 		c.scopes = append(c.scopes, m.Scope)
 		c.keys = append(c.keys, m.Key)
 		c.steps = append(c.steps, m.Step)
 		c.ns = append(c.ns, m.storedN())
-		c.ordering = append(c.ordering, m.orderingKeyOrDefault())
-		c.correlations = append(c.correlations, cmp.Or(m.CorrelationID, id.String()))
+		c.ordering = append(c.ordering, derived.OrderingKey)
+		c.correlations = append(c.correlations, derived.Correlation)
 		c.causations = append(c.causations, m.CausationID)
-		c.contentTypes = append(c.contentTypes, cmp.Or(m.ContentType, defaultContentType))
+		c.contentTypes = append(c.contentTypes, derived.ContentType)
 		c.headers = append(c.headers, headers)
 		c.payloads = append(c.payloads, m.payloadOrEmpty())
 		c.delays = append(c.delays, m.Delay.Round(time.Microsecond).Microseconds())
@@ -269,10 +279,12 @@ func (c *messageArrays) unnestArgs() []any {
 		c.correlations, c.causations, c.contentTypes, c.headers, c.payloads}
 }
 
-// orderingKeyOrDefault returns the ordering key, by default scope and key with a separator
-// between them. The separator is forbidden in both, so that two pairs never make one ordering key.
+// keepComplete is the form of messages in outbox_held.
+func keepComplete(c outboxsql.Columns) outboxsql.Columns { return c }
+
+// orderingKeyOrDefault returns the ordering key, by default that of the saga.
 func (m *Message) orderingKeyOrDefault() string {
-	return cmp.Or(m.OrderingKey, m.Scope+"\x1f"+m.Key)
+	return cmp.Or(m.OrderingKey, outboxsql.SagaKey(m.Scope, m.Key))
 }
 
 // parseMessageID returns id as a UUID, and a new one if id is empty.

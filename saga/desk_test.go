@@ -203,14 +203,17 @@ func (d *desk) sent(topic string, want int) {
 	}
 }
 
-// marked checks which messages for a topic say that they were sent before.
+// marked checks which messages for a topic say that they were sent before, and that all have the body of the first.
 func (d *desk) marked(topic, want string) {
 	d.t.Helper()
-	got := ""
-	err := d.db.QueryRow(d.t.Context(), "SELECT string_agg((headers ->> $2 IS NOT NULL)::text, ' ' ORDER BY id) FROM "+d.schema+".outbox WHERE topic = $1",
-		topic, outbox.HeaderReplayed).Scan(&got)
+	got, bodies := "", 0
+	err := d.db.QueryRow(d.t.Context(), "SELECT string_agg((headers ->> $2 IS NOT NULL)::text, ' ' ORDER BY id), count(DISTINCT payload) FROM "+d.schema+".outbox WHERE topic = $1",
+		topic, outbox.HeaderReplayed).Scan(&got, &bodies)
 	if err != nil || got != want {
 		d.t.Errorf("of the messages to %s are marked: %s, want %s (%v)", topic, got, want, err)
+	}
+	if bodies != 1 {
+		d.t.Errorf("the messages to %s have %d bodies, want 1", topic, bodies)
 	}
 }
 

@@ -48,10 +48,13 @@
 //	            ask of the servers. All kinds have one load before any has the next, in slices
 //	            of five seconds. The costs are processor time of client, database and broker,
 //	            statements, round trips, transactions and log. Transactions that write
-//	            include subtransactions. Autovacuum is on, and pg_stat_statements counts,
-//	            so this part runs alone: make bench-quiet
+//	            include subtransactions. Autovacuum is on, so this part runs alone: make
+//	            bench-quiet. Option -loads picks some of the loads. Option -statements lists
+//	            the statements of a saga, as pg_stat_statements sees them
 //	sweep       a kind's rate with 64 to 4,096 sagas in flight, and which number is best.
 //	            kinds.go has the result. Option -sweep measures this part alone
+//	log         which tables, indexes and kinds of records the log of a saturated saga
+//	            consists of. It needs the extension pg_walinspect
 //
 // The last lines are one for each target: target NAME VALUE GOAL ok|short. The
 // exit status is 0 if some are short: a busy machine is no reason to fail a build.

@@ -2,14 +2,17 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"time"
+
+	"github.com/jackc/pgx/v5"
 
 	"github.com/sagamill/sagamill/bench/internal/proctime"
 )
 
 // An effort is what the sagas of a place have cost so far: processor time, and work of its server and connections.
 type effort struct {
-	statements   int64 // of the server, by any client, without those that read efforts; 0 without pg_stat_statements
+	statements   int64 // on the connections of the place
 	writes       int64 // transactions and subtransactions of the server that wrote
 	logged       int64 // bytes in the server's write-ahead log
 	trips        int64 // round trips of the place's connections
@@ -19,28 +22,52 @@ type effort struct {
 
 // readEffort reads the counters.
 func (p *place) readEffort(ctx context.Context) (e effort, err error) {
-	statements := "0"
-	if p.counting {
-		statements = "(SELECT coalesce(sum(calls), 0)::bigint FROM public.pg_stat_statements)"
-	}
 	err = p.all.QueryRow(ctx, `
-		SELECT `+statements+`, pg_snapshot_xmax(pg_current_snapshot())::text::bigint, (pg_current_wal_insert_lsn() - '0/0')::bigint`,
-	).Scan(&e.statements, &e.writes, &e.logged)
-	if p.counting {
-		e.statements -= p.reads
-	}
-	p.reads++
-	e.trips, e.transactions = p.count.Trips.Load(), p.count.Transactions.Load()
+		SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint, (pg_current_wal_insert_lsn() - '0/0')::bigint`,
+	).Scan(&e.writes, &e.logged)
+	e.statements, e.trips, e.transactions = p.count.Statements.Load(), p.count.Trips.Load(), p.count.Transactions.Load()
 	e.used = proctime.ReadUsage()
 	return e, err
 }
 
-// countStatements makes the server count statements, for which its settings must load pg_stat_statements.
-func (p *place) countStatements(ctx context.Context) error {
+// beginListing makes the server forget the statements that it has counted, if they are to be listed. Its settings must
+// load pg_stat_statements.
+func (p *place) beginListing(ctx context.Context) error {
+	if !p.listing {
+		return nil
+	}
 	_, err := p.all.Exec(ctx, "CREATE EXTENSION IF NOT EXISTS pg_stat_statements SCHEMA public")
-	p.counting = err == nil
+	if err == nil {
+		_, err = p.all.Exec(ctx, "SELECT public.pg_stat_statements_reset()")
+	}
 	return err
 }
+
+// listStatements prints the statements since beginListing, and how many of each there were for each of n. The server does
+// not count a prepared BEGIN, COMMIT or SAVEPOINT that is executed again.
+func (p *place) listStatements(ctx context.Context, n float64) error {
+	if !p.listing {
+		return nil
+	}
+	rows, _ := p.all.Query(ctx, `
+		SELECT calls, wal_records > 0, regexp_replace(query, '\s+', ' ', 'g') FROM public.pg_stat_statements
+		WHERE query NOT LIKE '%pg_stat_statements%' ORDER BY calls DESC, query`) // ForEachRow returns the error
+	var calls int64
+	var logs bool
+	var text string
+	_, err := pgx.ForEachRow(rows, []any{&calls, &logs, &text}, func() error {
+		if each := float64(calls) / n; each >= leastListed {
+			fmt.Printf("  %6.2f  log %-5t  %s\n", each, logs, text[:min(len(text), maxListed)])
+		}
+		return nil
+	})
+	return err
+}
+
+const (
+	leastListed = 0.005 // of a statement for each saga
+	maxListed   = 160   // bytes of a statement
+)
 
 // subtractEffort returns e without before.
 func (e effort) subtractEffort(before effort) effort {

@@ -28,6 +28,8 @@ type bench struct {
 	rounds  int
 	slice   time.Duration
 	kinds   []kind
+	loads   []string // of the part quiet
+	listing bool     // of the statements at each of them
 	broker  *private.Broker
 	servers []*private.Server // the first is native
 }
@@ -45,13 +47,14 @@ var parts = []part{
 	{"throughput", (*bench).throughput, (*bench).compareThroughput},
 	{"latency", (*bench).measureLatency, nil},
 	{quietPart, (*bench).measureQuiet, (*bench).compareQuiet},
+	{logPart, (*bench).measureLog, nil},
 }
 
 func main() {
 	b := &bench{}
 	var names []string
 	for _, p := range parts {
-		if p.name != quietPart && p.name != sweepPart { // these run alone: one has other settings, one finds ours
+		if p.name != quietPart && p.name != sweepPart && p.name != logPart { // they run alone: other settings, or no comparison
 			names = append(names, p.name)
 		}
 	}
@@ -61,11 +64,14 @@ func main() {
 	list := flag.String("parts", strings.Join(names, ","), "what is measured")
 	which := flag.String("kinds", strings.Join(kindNames(), ","), "what is compared")
 	on := flag.String("servers", "native,slow", "on which servers")
+	loads := flag.String("loads", strings.Join(loadNames(), ","), "at which loads the part quiet measures; half needs saturated before it")
+	flag.BoolVar(&b.listing, "statements", false, "list the statements of a saga at each load of the part quiet")
 	sweep := flag.Bool("sweep", false, "measure only which number of sagas in flight suits each kind best")
 	flag.Parse()
 	if *sweep {
 		*list = sweepPart
 	}
+	b.loads = strings.Split(*loads, ",")
 	defer profile.StartProfile(*cpu)()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -84,12 +90,17 @@ func (b *bench) runSections(ctx context.Context, names, which, on []string) (err
 			return fmt.Errorf("there is no part %q", name)
 		}
 	}
+	for _, load := range b.loads {
+		if !slices.Contains(loadNames(), load) {
+			return fmt.Errorf("there is no load %q", load)
+		}
+	}
 	if b.kinds, err = pickKinds(which); err != nil {
 		return err
 	}
 	slog.SetDefault(slog.New(slog.DiscardHandler))
 	configured := settings
-	if slices.Contains(names, quietPart) {
+	if slices.Contains(names, quietPart) || slices.Contains(names, logPart) {
 		configured = quietSettings
 	}
 	servers, err := private.StartServers(ctx, configured...)

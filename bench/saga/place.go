@@ -17,15 +17,14 @@ import (
 
 // A place is where a subject has its tables and its queues.
 type place struct {
-	server   *private.Server
-	broker   *private.Broker
-	prefix   string
-	queues   []*private.Queue // of the topics
-	config   wamqp.Config     // of all queues
-	all      *pgxpool.Pool    // sees the tables of all services; its work does not count
-	count    trips.Counter    // of all other pools
-	counting bool             // the server counts statements
-	reads    int64            // readings of the effort so far
+	server  *private.Server
+	broker  *private.Broker
+	prefix  string
+	queues  []*private.Queue // of the topics
+	config  wamqp.Config     // of all queues
+	all     *pgxpool.Pool    // sees the tables of all services; its work does not count
+	count   trips.Counter    // of all other pools
+	listing bool             // the statements of each measurement are listed
 }
 
 // createPlace makes the place called name on s.

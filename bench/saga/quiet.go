@@ -4,14 +4,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/sagamill/sagamill/bench/internal/private"
 	"github.com/sagamill/sagamill/bench/internal/target"
 )
 
-// quietSettings configure a server for loads that services really have. Statements are counted by its extension
-// pg_stat_statements.
+// quietSettings configure a server for loads that services really have. Its extension pg_stat_statements can list the
+// statements of a saga.
 var quietSettings = []string{
 	"shared_buffers=1GB", "max_wal_size=4GB", "checkpoint_timeout=1h", "max_connections=700",
 	"shared_preload_libraries=pg_stat_statements",
@@ -44,6 +45,15 @@ const (
 // saturated slice is the one of which the last load is a half.
 var quietLoads = []quietLoad{loadAlone, load10, load60, load150, loadSaturated, loadHalf}
 
+// loadNames returns the names of all loads.
+func loadNames() []string {
+	names := []string{string(loadIdle)}
+	for _, load := range quietLoads {
+		names = append(names, string(load))
+	}
+	return names
+}
+
 // A cost is what one saga costs at a load. Of idle services, it is what each service costs in a second.
 type cost struct {
 	processor                               float64 // of all parties, in microseconds
@@ -63,16 +73,17 @@ func costEach(e effort, n float64) cost {
 // measureQuiet measures what a saga costs, and how long it takes, from no load to saturation.
 func (b *bench) measureQuiet(ctx context.Context, server *private.Server, subjects []*subject) error {
 	for _, s := range subjects {
-		if err := s.countStatements(ctx); err != nil {
-			return err
-		}
+		s.listing = b.listing
 	}
+	measures := func(load quietLoad) bool { return slices.Contains(b.loads, string(load)) }
 	for round := range b.rounds {
-		if err := b.measureIdleRound(ctx, subjects); err != nil {
-			return err
+		if measures(loadIdle) {
+			if err := b.measureIdleRound(ctx, subjects); err != nil {
+				return err
+			}
 		}
 		for _, s := range subjects {
-			if round > 0 {
+			if round > 0 || !measures(loadSaturated) {
 				continue
 			}
 			if err := s.measureCapacity(ctx, quietSlice); err != nil {
@@ -81,6 +92,9 @@ func (b *bench) measureQuiet(ctx context.Context, server *private.Server, subjec
 			fmt.Printf("quiet %-6s %-20s is %s, %d sagas in flight\n", server.Name, s.name, s.way, s.inFlight)
 		}
 		for _, load := range quietLoads {
+			if !measures(load) {
+				continue
+			}
 			for _, s := range subjects {
 				if err := s.measureQuietLoad(ctx, load); err != nil {
 					return err
@@ -107,10 +121,12 @@ func (b *bench) measureIdleRound(ctx context.Context, subjects []*subject) error
 			return fmt.Errorf("%s: %w", s.name, err)
 		}
 		e = e.subtractEffort(nothing)
-		c := costEach(e, idleLength.Seconds()*float64(len(services)))
+		seconds := idleLength.Seconds() * float64(len(services))
+		c, percent := costEach(e, seconds), func(d time.Duration) float64 { return d.Seconds() / seconds * 100 }
 		s.costs[loadIdle] = append(s.costs[loadIdle], c)
-		fmt.Printf("quiet %-6s %-20s idle, each of %d services in a second: %.1f statements, %.1f transactions, %.1f of them writing; processor %.2f %%\n",
-			s.server.Name, s.name, len(services), c.statements, c.transactions, c.writes, c.percent())
+		fmt.Printf("quiet %-6s %-20s idle, each of %d services in a second: %.1f statements, %.1f transactions, %.1f of them writing; processor %.2f %%: client %.2f, database %.2f, broker %.2f\n",
+			s.server.Name, s.name, len(services), c.statements, c.transactions, c.writes, c.percent(),
+			percent(e.used.Client), percent(e.used.Database), percent(e.used.Broker))
 	}
 	return nil
 }
@@ -144,7 +160,13 @@ func (s *subject) measureIdle(ctx context.Context) (e effort, err error) {
 		return e, err
 	}
 	time.Sleep(idleWarm)
-	return s.spendIdle(ctx)
+	if err := s.beginListing(ctx); err != nil {
+		return e, err
+	}
+	if e, err = s.spendIdle(ctx); err != nil {
+		return e, err
+	}
+	return e, s.listStatements(ctx, idleLength.Seconds()*float64(len(services)))
 }
 
 // offerQuiet returns the number of sagas of a slice at a load, how many may be in flight, and the load.

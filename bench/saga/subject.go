@@ -76,10 +76,12 @@ type outcome struct {
 	took  time.Duration // from the first start to the last completion
 	spent effort
 	each  []time.Duration // how long the sagas took
+
+	logFrom, logTo int64 // the part of the write-ahead log that was written meanwhile
 }
 
 func (o outcome) addOutcome(p outcome) outcome {
-	return outcome{o.sagas + p.sagas, o.took + p.took, o.spent.addEffort(p.spent), nil}
+	return outcome{sagas: o.sagas + p.sagas, took: o.took + p.took, spent: o.spent.addEffort(p.spent)}
 }
 
 func (o outcome) sagaRate() float64 { return float64(o.sagas) / o.took.Seconds() }
@@ -134,6 +136,9 @@ func (s *subject) workThrough(ctx context.Context, warm, n, inFlight int, offer 
 	if err := l.waitUntilDone(ctx, 1+warm); err != nil {
 		return o, err
 	}
+	if err := s.beginListing(ctx); err != nil {
+		return o, err
+	}
 	before, err := s.readEffort(ctx)
 	if err != nil {
 		return o, err
@@ -147,8 +152,8 @@ func (s *subject) workThrough(ctx context.Context, warm, n, inFlight int, offer 
 	}
 	o = outcome{sagas: n, took: time.Since(begun), each: l.took[1+warm:]}
 	after, err := s.readEffort(ctx)
-	o.spent = after.subtractEffort(before)
-	return o, err
+	o.spent, o.logFrom, o.logTo = after.subtractEffort(before), before.logged, after.logged
+	return o, errors.Join(err, s.listStatements(ctx, float64(n)))
 }
 
 // runFirst runs one saga before those that count: once it is completed, all connections are open.

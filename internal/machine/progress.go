@@ -71,6 +71,10 @@ type Step struct {
 	// Message is the body of the unanswered message. It can be sent again byte for byte: the participant would refuse
 	// another body under the same key. As JSON in JSON, spaces and the order of names would be lost.
 	Message []byte `json:"message,omitempty"`
+	// SentState and Body stand for Message in a stored progress: it is the instance's state, or JSON that keeps its bytes
+	// within other JSON. Package sagarow sets and removes them.
+	SentState bool            `json:"sent_state,omitempty"`
+	Body      json.RawMessage `json:"body,omitempty"`
 	// Result was given by a person, and is still to be put into the instance's state. Override says that a person
 	// decided about the step.
 	Result   json.RawMessage `json:"result,omitempty"`

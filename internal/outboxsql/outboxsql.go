@@ -35,20 +35,35 @@ SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan'
 	set_config('max_parallel_workers_per_gather', '0', true), set_config('jit', 'off', true),
 	set_config('plan_cache_mode', 'force_generic_plan', true)`
 
+// PlanSettings are the settings of PlanByIndex, for a session.
+var PlanSettings = map[string]string{
+	"enable_seqscan": "off", "enable_bitmapscan": "off", "max_parallel_workers_per_gather": "0", "jit": "off", "plan_cache_mode": "force_generic_plan",
+}
+
 // Promote makes the first waiting message of each key in $1 due, and returns the keys
 // without a message that holds back later ones. It skips a message that a person has locked.
-const Promote = `
+const Promote = promoteHead + PromoteFirst + promoteTail
+
+// PromoteLocked is Promote for an operator, who waits for a locked message: the relay locks messages for a moment
+// while it reads them, and would find a skipped one a minute later. It waits for none itself.
+const PromoteLocked = promoteHead + promoteFirst + `))` + promoteTail
+
+const (
+	promoteHead = `
 WITH keys AS (SELECT DISTINCT key FROM unnest($1::text[]) u (key)),
 first AS (SELECT k.key, f.id, f.state, f.due_at FROM keys k LEFT JOIN LATERAL (
 	SELECT id, state, due_at FROM {schema}.outbox_held
 	WHERE ordering_key = k.key AND state IN ('refused', 'waiting') ORDER BY id LIMIT 1) f ON true),
-promoted AS (` + PromoteFirst + `)
+promoted AS (`
+	promoteTail = `)
 SELECT key FROM first WHERE id IS NULL`
-
-// PromoteFirst makes those messages of first due that wait behind no other.
-const PromoteFirst = `
+	promoteFirst = `
 	UPDATE {schema}.outbox_held SET due_at = clock_timestamp()
 	WHERE id = ANY (ARRAY(
 		SELECT id FROM {schema}.outbox_held
 		WHERE id = ANY (ARRAY(SELECT id FROM first WHERE state = 'waiting' AND due_at = 'infinity')) AND state = 'waiting' AND due_at = 'infinity'
-		FOR UPDATE SKIP LOCKED))`
+		FOR UPDATE`
+)
+
+// PromoteFirst makes those messages of first due that wait behind no other.
+const PromoteFirst = promoteFirst + ` SKIP LOCKED))`

@@ -4,12 +4,12 @@ import (
 	"cmp"
 	"crypto/sha256"
 	"encoding/json"
-	"fmt"
 	"time"
 
 	"github.com/sagamill/sagamill/internal/fieldhash"
 	"github.com/sagamill/sagamill/internal/flow"
 	"github.com/sagamill/sagamill/internal/machine"
+	"github.com/sagamill/sagamill/internal/outboxsql"
 	"github.com/sagamill/sagamill/internal/traceheader"
 	"github.com/sagamill/sagamill/outbox"
 )
@@ -141,9 +141,9 @@ func mustMarshal(body any) []byte {
 const maxOrderingKey = 255 + outbox.MaxScope + 1
 
 // OrderingKey orders the messages about one attempt at one step. The relay publishes those of parallel steps in
-// parallel. The lengths keep its parts from running into each other.
+// parallel. It begins with the ordering key of the saga, which a row of the outbox leaves out.
 func OrderingKey(scope, key, n string) string {
-	s := fmt.Sprintf("%s %d %s %s", n, len(scope), scope, key)
+	s := outboxsql.SagaKey(scope, key) + "\x1f" + n
 	if len(s) > maxOrderingKey {
 		return fieldhash.Hex(sha256.New(), scope, key, n)
 	}

@@ -1,10 +1,12 @@
-// Package trips counts the round trips and the transactions of database connections, where the client sees them.
-// The server's own counters lag by up to a second.
+// Package trips counts the round trips, the statements and the transactions of database connections, where the client
+// sees them. The server's own counters lag by up to a second, and its extension pg_stat_statements does not count a
+// prepared BEGIN, COMMIT or SAVEPOINT that is executed again.
 package trips
 
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"net"
 	"sync/atomic"
 
@@ -18,6 +20,7 @@ var readyIdle = []byte("Z\x00\x00\x00\x05I")
 // A Counter counts for all connections that its method CountConn has wrapped. The zero value is ready to use.
 type Counter struct {
 	Trips        atomic.Int64 // reads that follow a write
+	Statements   atomic.Int64 // statements that the server has completed
 	Transactions atomic.Int64 // transactions that have ended
 }
 
@@ -31,6 +34,9 @@ type countedConn struct {
 	counter *Counter
 	asked   atomic.Bool
 	tail    []byte // the last bytes read, fewer than readyIdle has; only the reader uses them
+	begun   bool   // a message was read
+	head    []byte // the first bytes of a message that was not read whole
+	rest    int    // bytes of a message that are still to be read
 }
 
 func (c *countedConn) Write(p []byte) (int, error) {
@@ -45,6 +51,7 @@ func (c *countedConn) Read(p []byte) (int, error) {
 			c.counter.Trips.Add(1)
 		}
 		c.countReady(p[:n])
+		c.countCompleted(p[:n])
 	}
 	return n, err
 }
@@ -61,4 +68,30 @@ func (c *countedConn) countReady(p []byte) {
 		c.counter.Transactions.Add(1)
 	}
 	c.tail = append(c.tail[:0], p[max(0, len(p)-most):]...)
+}
+
+// headLength is how many bytes of a message say what it is, and how long.
+const headLength = 5
+
+// countCompleted counts the messages CommandComplete in p. Each message has a byte for its type, and four for its
+// length. Only the answer to a request for TLS is a byte alone.
+func (c *countedConn) countCompleted(p []byte) {
+	if !c.begun && p[0] == 'N' {
+		p = p[1:]
+	}
+	c.begun = true
+	for len(p) > 0 {
+		skip := min(c.rest, len(p))
+		c.rest, p = c.rest-skip, p[skip:]
+		take := min(headLength-len(c.head), len(p))
+		c.head, p = append(c.head, p[:take]...), p[take:]
+		if len(c.head) < headLength {
+			return
+		}
+		if c.head[0] == 'C' {
+			c.counter.Statements.Add(1)
+		}
+		c.rest = int(binary.BigEndian.Uint32(c.head[1:])) - (headLength - 1)
+		c.head = c.head[:0]
+	}
 }

@@ -92,3 +92,32 @@ func TestTransactionsAreCounted(t *testing.T) {
 		})
 	}
 }
+
+// Each completed statement counts once, however the bytes arrive. Rows that look like such an answer do not count.
+func TestStatementsAreCounted(t *testing.T) {
+	t.Parallel()
+	const none, completed, row = "N", "C\x00\x00\x00\x0eCOMMIT TO\x00", "D\x00\x00\x00\x0bC\x00\x00\x00\x04CC"
+	for _, tt := range []struct {
+		name string
+		sent []string
+		want int64
+	}{
+		{"whole", []string{completed}, 1},
+		{"two with a row", []string{completed + row + completed}, 2},
+		{"a row", []string{row}, 0},
+		{"in two reads", []string{row + completed[:3], completed[3:] + row}, 1},
+		{"byte by byte", strings.Split(row+completed+completed+row, ""), 2},
+		{"after an answer about TLS", []string{none, completed}, 1},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			counter, near, far := openCounted(t)
+			for _, text := range tt.sent {
+				sendText(t, far, near, text)
+			}
+			if got := counter.Statements.Load(); got != tt.want {
+				t.Errorf("%d statements, want %d", got, tt.want)
+			}
+		})
+	}
+}

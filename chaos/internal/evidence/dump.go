@@ -29,7 +29,7 @@ FROM (SELECT seq, at, tx::text::numeric AS tx, tbl AS "table", op, saga, key, st
 const sqlDumpOutbox = `
 WITH message AS (
 	SELECT DISTINCT ON (message_id) * FROM (
-		SELECT {columns}, xid, false AS delayed FROM {schema}.outbox
+		SELECT {logged}, xid, false AS delayed FROM {schema}.outbox m
 		UNION ALL
 		SELECT {columns}, xid, true FROM chaos.delayed WHERE schema = '{schema}') written
 	ORDER BY message_id, id
@@ -92,7 +92,7 @@ func DumpTables(ctx context.Context, db *pgxpool.Pool, dir string) error {
 		}
 		var messages []string
 		for _, name := range speaking() {
-			messages = append(messages, strings.NewReplacer("{schema}", name, "{columns}", messageColumns, "{digest}", shortColumn("k.payload")).Replace(sqlDumpOutbox))
+			messages = append(messages, strings.NewReplacer("{schema}", name, "{columns}", messageColumns, "{logged}", loggedColumns, "{digest}", shortColumn("k.payload")).Replace(sqlDumpOutbox))
 		}
 		if err := dumpTable(ctx, tx, dir, record.OutboxFile, messages...); err != nil {
 			return err

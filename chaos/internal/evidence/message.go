@@ -12,12 +12,17 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/sagamill/sagamill/internal/outboxsql"
 	"github.com/sagamill/sagamill/internal/stepkey"
 	"github.com/sagamill/sagamill/outbox"
 )
 
 // messageColumns are the columns that a leaf, outbox_held and chaos.delayed share.
 const messageColumns = "id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id, content_type, headers, payload, created_at"
+
+// loggedColumns are messageColumns of the log m, whose rows leave out what follows from other columns.
+const loggedColumns = "id, message_id, topic, " + outboxsql.LoggedType + " AS type, scope, key, step, n, " + outboxsql.LoggedOrderingKey + " AS ordering_key, " +
+	outboxsql.LoggedCorrelation + " AS correlation_id, causation_id, " + outboxsql.LoggedContentType + " AS content_type, headers, payload, created_at"
 
 // bindSchema inserts the name of a schema into statement.
 func bindSchema(schema, statement string) string {
@@ -67,13 +72,13 @@ func (m *stored) publication() (outbox.Publication, error) {
 }
 
 const sqlReadMessages = `
-SELECT {columns} FROM {schema}.outbox WHERE id = ANY ($1)
+SELECT {logged} FROM {schema}.outbox m WHERE id = ANY ($1)
 UNION ALL
 SELECT {columns} FROM chaos.delayed WHERE schema = '{schema}' AND id = ANY ($1)`
 
 // readMessages reads the existing messages among ids, in no order.
 func readMessages(ctx context.Context, db *pgxpool.Pool, s schema, ids []int64) ([]stored, error) {
-	rows, _ := db.Query(ctx, strings.ReplaceAll(bindSchema(s.name, sqlReadMessages), "{columns}", messageColumns), ids)
+	rows, _ := db.Query(ctx, strings.NewReplacer("{columns}", messageColumns, "{logged}", loggedColumns).Replace(bindSchema(s.name, sqlReadMessages)), ids)
 	all, err := pgx.CollectRows(rows, scanStored)
 	if err != nil {
 		return nil, fmt.Errorf("evidence: messages of %s: %w", s.name, err)

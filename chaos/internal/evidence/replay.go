@@ -15,12 +15,13 @@ import (
 
 	"github.com/sagamill/sagamill/chaos/internal/record"
 	"github.com/sagamill/sagamill/internal/backoff"
+	"github.com/sagamill/sagamill/internal/outboxsql"
 )
 
 // sqlHistory returns the messages that a service's transactions have written: those of its log, and delayed
 // ones. A delayed message that became due is in both.
 const sqlHistory = `
-	SELECT id, message_id, topic, type, scope, key, step, n, payload FROM {schema}.outbox
+	SELECT id, message_id, topic, ` + outboxsql.LoggedType + ` AS type, scope, key, step, n, payload FROM {schema}.outbox m
 	UNION ALL
 	SELECT id, message_id, topic, type, scope, key, step, n, payload FROM chaos.delayed WHERE schema = '{schema}'`
 

@@ -119,7 +119,7 @@ func (s *site) checkLeft(t *testing.T) {
 // read returns the first message of a topic.
 func (s *site) read(t *testing.T, schema, topic string) []stored {
 	t.Helper()
-	rows, _ := s.db.Query(t.Context(), "SELECT "+messageColumns+" FROM "+schema+".outbox WHERE topic = $1 ORDER BY id LIMIT 1", topic)
+	rows, _ := s.db.Query(t.Context(), "SELECT "+loggedColumns+" FROM "+schema+".outbox m WHERE topic = $1 ORDER BY id LIMIT 1", topic)
 	m, err := pgx.CollectExactlyOneRow(rows, scanStored)
 	if err != nil {
 		t.Fatal(err)

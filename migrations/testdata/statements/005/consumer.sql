@@ -52,6 +52,12 @@ WHERE scope = $1 AND key = $2 AND step = $3 AND n = $4 AND kind = 'action' AND s
 INSERT INTO {schema}.inbox (scope, key, step, n, state, attempts, digest, undo_digest)
 SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::integer[], $7::bytea[], $8::bytea[])
 ON CONFLICT (scope, key, step, n) DO NOTHING
+---- queries.claimNew
+
+INSERT INTO {schema}.inbox (scope, key, step, n, state, attempts, digest, undo_digest)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8)
+ON CONFLICT (scope, key, step, n) DO NOTHING
+RETURNING pg_current_xact_id()::xid, set_config('idle_in_transaction_session_timeout', $9, true), clock_timestamp()
 ---- queries.claimOne
 
 INSERT INTO {schema}.inbox (scope, key, step, n, state, attempts, digest, undo_digest)

@@ -340,9 +340,9 @@ SELECT count(*) FROM {schema}.outbox_held WHERE state = 'dead' AND id > $1 AND r
 	AND ($4::uuid IS NULL OR message_id = $4) AND ($5 = '' OR topic = $5) AND ($6 = '' OR scope = $6) AND ($7 = '' OR key = $7)
 	AND ($8 = '' OR position($8 IN reason) > 0)
 ---- outboxQueries.countLogged
-SELECT count(*), coalesce(max(id), 0) FROM {schema}.outbox o WHERE leaf IS DISTINCT FROM -1 AND id > $5 AND ($1 = '' OR scope = $1) AND ($2 = '' OR key = $2)
+SELECT count(*), coalesce(max(id), 0) FROM {schema}.outbox m WHERE leaf IS DISTINCT FROM -1 AND id > $5 AND ($1 = '' OR scope = $1) AND ($2 = '' OR key = $2)
 	AND ($3::timestamptz IS NULL OR created_at >= $3) AND ($4::timestamptz IS NULL OR created_at < $4)
-	AND NOT EXISTS (SELECT FROM {schema}.outbox_held h WHERE h.id = o.id)
+	AND NOT EXISTS (SELECT FROM {schema}.outbox_held h WHERE h.id = m.id)
 ---- outboxQueries.countRetrying
 SELECT count(*) FROM {schema}.outbox_held WHERE (state = 'refused' OR state = 'waiting' AND due_at < 'infinity' AND reason <> '') AND id > $1 AND coalesce(refused_at, created_at) <= $2 AND ($3::bigint[] IS NULL OR id = ANY ($3))
 	AND ($4::uuid IS NULL OR message_id = $4) AND ($5 = '' OR topic = $5) AND ($6 = '' OR scope = $6) AND ($7 = '' OR key = $7)
@@ -373,11 +373,11 @@ WHERE ($1::timestamptz IS NULL OR at >= $1) AND ($2::bigint = 0 OR id < $2)
 ORDER BY id DESC LIMIT $3
 ---- outboxQueries.listLogged
 
-SELECT id, message_id, topic, type, scope, key, step, n, octet_length(payload), created_at
-FROM {schema}.outbox o
+SELECT id, message_id, topic, coalesce(nullif(m.type, ''), m.topic) AS type, scope, key, step, n, octet_length(payload), created_at
+FROM {schema}.outbox m
 WHERE leaf IS DISTINCT FROM -1 AND id > $5 AND ($1 = '' OR scope = $1) AND ($2 = '' OR key = $2)
 	AND ($3::timestamptz IS NULL OR created_at >= $3) AND ($4::timestamptz IS NULL OR created_at < $4)
-	AND NOT EXISTS (SELECT FROM {schema}.outbox_held h WHERE h.id = o.id) AND id <= $6
+	AND NOT EXISTS (SELECT FROM {schema}.outbox_held h WHERE h.id = m.id) AND id <= $6
 ORDER BY id LIMIT $7
 ---- outboxQueries.listRetrying
 
@@ -411,21 +411,29 @@ mine AS MATERIALIZED (
 				THEN 'published' ELSE 'stored' END AS place,
 			NULL::timestamptz AS due_at, 0 AS attempts, '' AS reason, NULL::timestamptz AS refused_at, false AS held
 		FROM (
-	SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id,
-		octet_length(payload) AS size, created_at, xid
-	FROM {schema}.outbox_0 WHERE key = $2 AND ($1 = '' OR scope = $1)
+	SELECT id, message_id, topic, coalesce(nullif(m.type, ''), m.topic) AS type, scope, key, step, n, CASE left(m.ordering_key, 1) WHEN '' THEN m.scope || E'\x1f' || m.key
+		WHEN E'\x1f' THEN m.scope || E'\x1f' || m.key || m.ordering_key
+		WHEN E'\x1e' THEN substr(m.ordering_key, 2) ELSE m.ordering_key END AS ordering_key,
+		coalesce(nullif(m.correlation_id, ''), nullif(m.causation_id, ''), m.message_id::text) AS correlation_id, causation_id, octet_length(payload) AS size, created_at, xid
+	FROM {schema}.outbox_0 m WHERE key = $2 AND ($1 = '' OR scope = $1)
 UNION ALL
-	SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id,
-		octet_length(payload) AS size, created_at, xid
-	FROM {schema}.outbox_1 WHERE key = $2 AND ($1 = '' OR scope = $1)
+	SELECT id, message_id, topic, coalesce(nullif(m.type, ''), m.topic) AS type, scope, key, step, n, CASE left(m.ordering_key, 1) WHEN '' THEN m.scope || E'\x1f' || m.key
+		WHEN E'\x1f' THEN m.scope || E'\x1f' || m.key || m.ordering_key
+		WHEN E'\x1e' THEN substr(m.ordering_key, 2) ELSE m.ordering_key END AS ordering_key,
+		coalesce(nullif(m.correlation_id, ''), nullif(m.causation_id, ''), m.message_id::text) AS correlation_id, causation_id, octet_length(payload) AS size, created_at, xid
+	FROM {schema}.outbox_1 m WHERE key = $2 AND ($1 = '' OR scope = $1)
 UNION ALL
-	SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id,
-		octet_length(payload) AS size, created_at, xid
-	FROM {schema}.outbox_2 WHERE key = $2 AND ($1 = '' OR scope = $1)
+	SELECT id, message_id, topic, coalesce(nullif(m.type, ''), m.topic) AS type, scope, key, step, n, CASE left(m.ordering_key, 1) WHEN '' THEN m.scope || E'\x1f' || m.key
+		WHEN E'\x1f' THEN m.scope || E'\x1f' || m.key || m.ordering_key
+		WHEN E'\x1e' THEN substr(m.ordering_key, 2) ELSE m.ordering_key END AS ordering_key,
+		coalesce(nullif(m.correlation_id, ''), nullif(m.causation_id, ''), m.message_id::text) AS correlation_id, causation_id, octet_length(payload) AS size, created_at, xid
+	FROM {schema}.outbox_2 m WHERE key = $2 AND ($1 = '' OR scope = $1)
 UNION ALL
-	SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id,
-		octet_length(payload) AS size, created_at, xid
-	FROM {schema}.outbox_other WHERE key = $2 AND ($1 = '' OR scope = $1)) d
+	SELECT id, message_id, topic, coalesce(nullif(m.type, ''), m.topic) AS type, scope, key, step, n, CASE left(m.ordering_key, 1) WHEN '' THEN m.scope || E'\x1f' || m.key
+		WHEN E'\x1f' THEN m.scope || E'\x1f' || m.key || m.ordering_key
+		WHEN E'\x1e' THEN substr(m.ordering_key, 2) ELSE m.ordering_key END AS ordering_key,
+		coalesce(nullif(m.correlation_id, ''), nullif(m.causation_id, ''), m.message_id::text) AS correlation_id, causation_id, octet_length(payload) AS size, created_at, xid
+	FROM {schema}.outbox_other m WHERE key = $2 AND ($1 = '' OR scope = $1)) d
 		UNION ALL
 		SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id, octet_length(payload), created_at,
 			state, CASE WHEN state <> 'dead' AND isfinite(due_at) THEN due_at END, attempts, reason, refused_at, true
@@ -470,44 +478,60 @@ mine AS MATERIALIZED (
 				THEN 'published' ELSE 'stored' END AS place,
 			NULL::timestamptz AS due_at, 0 AS attempts, '' AS reason, NULL::timestamptz AS refused_at, false AS held
 		FROM (
-	SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id,
-		octet_length(payload) AS size, created_at, xid
-	FROM {schema}.outbox_0 WHERE key = $2 AND ($1 = '' OR scope = $1)
+	SELECT id, message_id, topic, coalesce(nullif(m.type, ''), m.topic) AS type, scope, key, step, n, CASE left(m.ordering_key, 1) WHEN '' THEN m.scope || E'\x1f' || m.key
+		WHEN E'\x1f' THEN m.scope || E'\x1f' || m.key || m.ordering_key
+		WHEN E'\x1e' THEN substr(m.ordering_key, 2) ELSE m.ordering_key END AS ordering_key,
+		coalesce(nullif(m.correlation_id, ''), nullif(m.causation_id, ''), m.message_id::text) AS correlation_id, causation_id, octet_length(payload) AS size, created_at, xid
+	FROM {schema}.outbox_0 m WHERE key = $2 AND ($1 = '' OR scope = $1)
 		AND xid >= coalesce((SELECT pg_snapshot_xmax(past) FROM reach), '0'::xid8)
 	UNION ALL
-	SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id,
-		octet_length(payload) AS size, created_at, xid
-	FROM {schema}.outbox_0 WHERE key = $2 AND ($1 = '' OR scope = $1)
+	SELECT id, message_id, topic, coalesce(nullif(m.type, ''), m.topic) AS type, scope, key, step, n, CASE left(m.ordering_key, 1) WHEN '' THEN m.scope || E'\x1f' || m.key
+		WHEN E'\x1f' THEN m.scope || E'\x1f' || m.key || m.ordering_key
+		WHEN E'\x1e' THEN substr(m.ordering_key, 2) ELSE m.ordering_key END AS ordering_key,
+		coalesce(nullif(m.correlation_id, ''), nullif(m.causation_id, ''), m.message_id::text) AS correlation_id, causation_id, octet_length(payload) AS size, created_at, xid
+	FROM {schema}.outbox_0 m WHERE key = $2 AND ($1 = '' OR scope = $1)
 		AND xid = ANY (ARRAY(SELECT pg_snapshot_xip(past) FROM reach))
 UNION ALL
-	SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id,
-		octet_length(payload) AS size, created_at, xid
-	FROM {schema}.outbox_1 WHERE key = $2 AND ($1 = '' OR scope = $1)
+	SELECT id, message_id, topic, coalesce(nullif(m.type, ''), m.topic) AS type, scope, key, step, n, CASE left(m.ordering_key, 1) WHEN '' THEN m.scope || E'\x1f' || m.key
+		WHEN E'\x1f' THEN m.scope || E'\x1f' || m.key || m.ordering_key
+		WHEN E'\x1e' THEN substr(m.ordering_key, 2) ELSE m.ordering_key END AS ordering_key,
+		coalesce(nullif(m.correlation_id, ''), nullif(m.causation_id, ''), m.message_id::text) AS correlation_id, causation_id, octet_length(payload) AS size, created_at, xid
+	FROM {schema}.outbox_1 m WHERE key = $2 AND ($1 = '' OR scope = $1)
 		AND xid >= coalesce((SELECT pg_snapshot_xmax(past) FROM reach), '0'::xid8)
 	UNION ALL
-	SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id,
-		octet_length(payload) AS size, created_at, xid
-	FROM {schema}.outbox_1 WHERE key = $2 AND ($1 = '' OR scope = $1)
+	SELECT id, message_id, topic, coalesce(nullif(m.type, ''), m.topic) AS type, scope, key, step, n, CASE left(m.ordering_key, 1) WHEN '' THEN m.scope || E'\x1f' || m.key
+		WHEN E'\x1f' THEN m.scope || E'\x1f' || m.key || m.ordering_key
+		WHEN E'\x1e' THEN substr(m.ordering_key, 2) ELSE m.ordering_key END AS ordering_key,
+		coalesce(nullif(m.correlation_id, ''), nullif(m.causation_id, ''), m.message_id::text) AS correlation_id, causation_id, octet_length(payload) AS size, created_at, xid
+	FROM {schema}.outbox_1 m WHERE key = $2 AND ($1 = '' OR scope = $1)
 		AND xid = ANY (ARRAY(SELECT pg_snapshot_xip(past) FROM reach))
 UNION ALL
-	SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id,
-		octet_length(payload) AS size, created_at, xid
-	FROM {schema}.outbox_2 WHERE key = $2 AND ($1 = '' OR scope = $1)
+	SELECT id, message_id, topic, coalesce(nullif(m.type, ''), m.topic) AS type, scope, key, step, n, CASE left(m.ordering_key, 1) WHEN '' THEN m.scope || E'\x1f' || m.key
+		WHEN E'\x1f' THEN m.scope || E'\x1f' || m.key || m.ordering_key
+		WHEN E'\x1e' THEN substr(m.ordering_key, 2) ELSE m.ordering_key END AS ordering_key,
+		coalesce(nullif(m.correlation_id, ''), nullif(m.causation_id, ''), m.message_id::text) AS correlation_id, causation_id, octet_length(payload) AS size, created_at, xid
+	FROM {schema}.outbox_2 m WHERE key = $2 AND ($1 = '' OR scope = $1)
 		AND xid >= coalesce((SELECT pg_snapshot_xmax(past) FROM reach), '0'::xid8)
 	UNION ALL
-	SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id,
-		octet_length(payload) AS size, created_at, xid
-	FROM {schema}.outbox_2 WHERE key = $2 AND ($1 = '' OR scope = $1)
+	SELECT id, message_id, topic, coalesce(nullif(m.type, ''), m.topic) AS type, scope, key, step, n, CASE left(m.ordering_key, 1) WHEN '' THEN m.scope || E'\x1f' || m.key
+		WHEN E'\x1f' THEN m.scope || E'\x1f' || m.key || m.ordering_key
+		WHEN E'\x1e' THEN substr(m.ordering_key, 2) ELSE m.ordering_key END AS ordering_key,
+		coalesce(nullif(m.correlation_id, ''), nullif(m.causation_id, ''), m.message_id::text) AS correlation_id, causation_id, octet_length(payload) AS size, created_at, xid
+	FROM {schema}.outbox_2 m WHERE key = $2 AND ($1 = '' OR scope = $1)
 		AND xid = ANY (ARRAY(SELECT pg_snapshot_xip(past) FROM reach))
 UNION ALL
-	SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id,
-		octet_length(payload) AS size, created_at, xid
-	FROM {schema}.outbox_other WHERE key = $2 AND ($1 = '' OR scope = $1)
+	SELECT id, message_id, topic, coalesce(nullif(m.type, ''), m.topic) AS type, scope, key, step, n, CASE left(m.ordering_key, 1) WHEN '' THEN m.scope || E'\x1f' || m.key
+		WHEN E'\x1f' THEN m.scope || E'\x1f' || m.key || m.ordering_key
+		WHEN E'\x1e' THEN substr(m.ordering_key, 2) ELSE m.ordering_key END AS ordering_key,
+		coalesce(nullif(m.correlation_id, ''), nullif(m.causation_id, ''), m.message_id::text) AS correlation_id, causation_id, octet_length(payload) AS size, created_at, xid
+	FROM {schema}.outbox_other m WHERE key = $2 AND ($1 = '' OR scope = $1)
 		AND xid >= coalesce((SELECT pg_snapshot_xmax(past) FROM reach), '0'::xid8)
 	UNION ALL
-	SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id,
-		octet_length(payload) AS size, created_at, xid
-	FROM {schema}.outbox_other WHERE key = $2 AND ($1 = '' OR scope = $1)
+	SELECT id, message_id, topic, coalesce(nullif(m.type, ''), m.topic) AS type, scope, key, step, n, CASE left(m.ordering_key, 1) WHEN '' THEN m.scope || E'\x1f' || m.key
+		WHEN E'\x1f' THEN m.scope || E'\x1f' || m.key || m.ordering_key
+		WHEN E'\x1e' THEN substr(m.ordering_key, 2) ELSE m.ordering_key END AS ordering_key,
+		coalesce(nullif(m.correlation_id, ''), nullif(m.causation_id, ''), m.message_id::text) AS correlation_id, causation_id, octet_length(payload) AS size, created_at, xid
+	FROM {schema}.outbox_other m WHERE key = $2 AND ($1 = '' OR scope = $1)
 		AND xid = ANY (ARRAY(SELECT pg_snapshot_xip(past) FROM reach))) d
 		UNION ALL
 		SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id, octet_length(payload), created_at,
@@ -553,7 +577,7 @@ promoted AS (
 	WHERE id = ANY (ARRAY(
 		SELECT id FROM {schema}.outbox_held
 		WHERE id = ANY (ARRAY(SELECT id FROM first WHERE state = 'waiting' AND due_at = 'infinity')) AND state = 'waiting' AND due_at = 'infinity'
-		FOR UPDATE SKIP LOCKED)))
+		FOR UPDATE)))
 SELECT key FROM first WHERE id IS NULL
 ---- outboxQueries.read
 

@@ -94,28 +94,36 @@ FROM {schema}.outbox_held WHERE id = ANY ($1::bigint[]) AND state IN ('refused',
 SELECT id, message_id, topic, type, scope, key, step, n, ordering_key,
 	correlation_id, causation_id, content_type, headers, payload, created_at, 0 AS attempts, coalesce((
 	SELECT h.id FROM {schema}.outbox_held h
-	WHERE h.state IN ('refused', 'waiting') AND h.ordering_key = m.ordering_key ORDER BY h.id LIMIT 1), 0) AS behind
+	WHERE h.state IN ('refused', 'waiting') AND h.ordering_key = CASE left(m.ordering_key, 1) WHEN '' THEN m.scope || E'\x1f' || m.key
+		WHEN E'\x1f' THEN m.scope || E'\x1f' || m.key || m.ordering_key
+		WHEN E'\x1e' THEN substr(m.ordering_key, 2) ELSE m.ordering_key END ORDER BY h.id LIMIT 1), 0) AS behind
 FROM {schema}.outbox_0 m WHERE id = ANY ($1::bigint[])
 ---- queries.fetchMessages1
 
 SELECT id, message_id, topic, type, scope, key, step, n, ordering_key,
 	correlation_id, causation_id, content_type, headers, payload, created_at, 0 AS attempts, coalesce((
 	SELECT h.id FROM {schema}.outbox_held h
-	WHERE h.state IN ('refused', 'waiting') AND h.ordering_key = m.ordering_key ORDER BY h.id LIMIT 1), 0) AS behind
+	WHERE h.state IN ('refused', 'waiting') AND h.ordering_key = CASE left(m.ordering_key, 1) WHEN '' THEN m.scope || E'\x1f' || m.key
+		WHEN E'\x1f' THEN m.scope || E'\x1f' || m.key || m.ordering_key
+		WHEN E'\x1e' THEN substr(m.ordering_key, 2) ELSE m.ordering_key END ORDER BY h.id LIMIT 1), 0) AS behind
 FROM {schema}.outbox_1 m WHERE id = ANY ($1::bigint[])
 ---- queries.fetchMessages2
 
 SELECT id, message_id, topic, type, scope, key, step, n, ordering_key,
 	correlation_id, causation_id, content_type, headers, payload, created_at, 0 AS attempts, coalesce((
 	SELECT h.id FROM {schema}.outbox_held h
-	WHERE h.state IN ('refused', 'waiting') AND h.ordering_key = m.ordering_key ORDER BY h.id LIMIT 1), 0) AS behind
+	WHERE h.state IN ('refused', 'waiting') AND h.ordering_key = CASE left(m.ordering_key, 1) WHEN '' THEN m.scope || E'\x1f' || m.key
+		WHEN E'\x1f' THEN m.scope || E'\x1f' || m.key || m.ordering_key
+		WHEN E'\x1e' THEN substr(m.ordering_key, 2) ELSE m.ordering_key END ORDER BY h.id LIMIT 1), 0) AS behind
 FROM {schema}.outbox_2 m WHERE id = ANY ($1::bigint[])
 ---- queries.fetchMessages3
 
 SELECT id, message_id, topic, type, scope, key, step, n, ordering_key,
 	correlation_id, causation_id, content_type, headers, payload, created_at, 0 AS attempts, coalesce((
 	SELECT h.id FROM {schema}.outbox_held h
-	WHERE h.state IN ('refused', 'waiting') AND h.ordering_key = m.ordering_key ORDER BY h.id LIMIT 1), 0) AS behind
+	WHERE h.state IN ('refused', 'waiting') AND h.ordering_key = CASE left(m.ordering_key, 1) WHEN '' THEN m.scope || E'\x1f' || m.key
+		WHEN E'\x1f' THEN m.scope || E'\x1f' || m.key || m.ordering_key
+		WHEN E'\x1e' THEN substr(m.ordering_key, 2) ELSE m.ordering_key END ORDER BY h.id LIMIT 1), 0) AS behind
 FROM {schema}.outbox_other m WHERE id = ANY ($1::bigint[])
 ---- queries.fetchProbe
 
@@ -133,45 +141,53 @@ FROM {schema}.outbox_held WHERE id = (
 
 INSERT INTO {schema}.outbox_held (id, message_id, topic, type, scope, key, step, n, ordering_key,
 	correlation_id, causation_id, content_type, headers, payload, created_at, state, due_at, attempts, reason, refused_at)
-SELECT id, message_id, topic, type, scope, key, step, n, ordering_key,
-	correlation_id, causation_id, content_type, headers, payload, created_at,
+SELECT m.id, m.message_id, m.topic, coalesce(nullif(m.type, ''), m.topic), m.scope, m.key, m.step, m.n, CASE left(m.ordering_key, 1) WHEN '' THEN m.scope || E'\x1f' || m.key
+		WHEN E'\x1f' THEN m.scope || E'\x1f' || m.key || m.ordering_key
+		WHEN E'\x1e' THEN substr(m.ordering_key, 2) ELSE m.ordering_key END,
+	coalesce(nullif(m.correlation_id, ''), nullif(m.causation_id, ''), m.message_id::text), m.causation_id, coalesce(nullif(m.content_type, ''), 'application/json'), m.headers, m.payload, m.created_at,
 	o.state, CASE o.state WHEN 'waiting' THEN 'infinity' ELSE clock_timestamp() + o.wait * interval '1 microsecond' END,
 	o.attempts, o.reason, CASE WHEN o.attempts > 0 THEN clock_timestamp() END
 FROM unnest($1::bigint[], $2::text[], $3::bigint[], $4::int[], $5::text[]) o (id, state, wait, attempts, reason)
-JOIN {schema}.outbox_0 USING (id)
+JOIN {schema}.outbox_0 m USING (id)
 ON CONFLICT (id) DO NOTHING
 ---- queries.holdMessages1
 
 INSERT INTO {schema}.outbox_held (id, message_id, topic, type, scope, key, step, n, ordering_key,
 	correlation_id, causation_id, content_type, headers, payload, created_at, state, due_at, attempts, reason, refused_at)
-SELECT id, message_id, topic, type, scope, key, step, n, ordering_key,
-	correlation_id, causation_id, content_type, headers, payload, created_at,
+SELECT m.id, m.message_id, m.topic, coalesce(nullif(m.type, ''), m.topic), m.scope, m.key, m.step, m.n, CASE left(m.ordering_key, 1) WHEN '' THEN m.scope || E'\x1f' || m.key
+		WHEN E'\x1f' THEN m.scope || E'\x1f' || m.key || m.ordering_key
+		WHEN E'\x1e' THEN substr(m.ordering_key, 2) ELSE m.ordering_key END,
+	coalesce(nullif(m.correlation_id, ''), nullif(m.causation_id, ''), m.message_id::text), m.causation_id, coalesce(nullif(m.content_type, ''), 'application/json'), m.headers, m.payload, m.created_at,
 	o.state, CASE o.state WHEN 'waiting' THEN 'infinity' ELSE clock_timestamp() + o.wait * interval '1 microsecond' END,
 	o.attempts, o.reason, CASE WHEN o.attempts > 0 THEN clock_timestamp() END
 FROM unnest($1::bigint[], $2::text[], $3::bigint[], $4::int[], $5::text[]) o (id, state, wait, attempts, reason)
-JOIN {schema}.outbox_1 USING (id)
+JOIN {schema}.outbox_1 m USING (id)
 ON CONFLICT (id) DO NOTHING
 ---- queries.holdMessages2
 
 INSERT INTO {schema}.outbox_held (id, message_id, topic, type, scope, key, step, n, ordering_key,
 	correlation_id, causation_id, content_type, headers, payload, created_at, state, due_at, attempts, reason, refused_at)
-SELECT id, message_id, topic, type, scope, key, step, n, ordering_key,
-	correlation_id, causation_id, content_type, headers, payload, created_at,
+SELECT m.id, m.message_id, m.topic, coalesce(nullif(m.type, ''), m.topic), m.scope, m.key, m.step, m.n, CASE left(m.ordering_key, 1) WHEN '' THEN m.scope || E'\x1f' || m.key
+		WHEN E'\x1f' THEN m.scope || E'\x1f' || m.key || m.ordering_key
+		WHEN E'\x1e' THEN substr(m.ordering_key, 2) ELSE m.ordering_key END,
+	coalesce(nullif(m.correlation_id, ''), nullif(m.causation_id, ''), m.message_id::text), m.causation_id, coalesce(nullif(m.content_type, ''), 'application/json'), m.headers, m.payload, m.created_at,
 	o.state, CASE o.state WHEN 'waiting' THEN 'infinity' ELSE clock_timestamp() + o.wait * interval '1 microsecond' END,
 	o.attempts, o.reason, CASE WHEN o.attempts > 0 THEN clock_timestamp() END
 FROM unnest($1::bigint[], $2::text[], $3::bigint[], $4::int[], $5::text[]) o (id, state, wait, attempts, reason)
-JOIN {schema}.outbox_2 USING (id)
+JOIN {schema}.outbox_2 m USING (id)
 ON CONFLICT (id) DO NOTHING
 ---- queries.holdMessages3
 
 INSERT INTO {schema}.outbox_held (id, message_id, topic, type, scope, key, step, n, ordering_key,
 	correlation_id, causation_id, content_type, headers, payload, created_at, state, due_at, attempts, reason, refused_at)
-SELECT id, message_id, topic, type, scope, key, step, n, ordering_key,
-	correlation_id, causation_id, content_type, headers, payload, created_at,
+SELECT m.id, m.message_id, m.topic, coalesce(nullif(m.type, ''), m.topic), m.scope, m.key, m.step, m.n, CASE left(m.ordering_key, 1) WHEN '' THEN m.scope || E'\x1f' || m.key
+		WHEN E'\x1f' THEN m.scope || E'\x1f' || m.key || m.ordering_key
+		WHEN E'\x1e' THEN substr(m.ordering_key, 2) ELSE m.ordering_key END,
+	coalesce(nullif(m.correlation_id, ''), nullif(m.causation_id, ''), m.message_id::text), m.causation_id, coalesce(nullif(m.content_type, ''), 'application/json'), m.headers, m.payload, m.created_at,
 	o.state, CASE o.state WHEN 'waiting' THEN 'infinity' ELSE clock_timestamp() + o.wait * interval '1 microsecond' END,
 	o.attempts, o.reason, CASE WHEN o.attempts > 0 THEN clock_timestamp() END
 FROM unnest($1::bigint[], $2::text[], $3::bigint[], $4::int[], $5::text[]) o (id, state, wait, attempts, reason)
-JOIN {schema}.outbox_other USING (id)
+JOIN {schema}.outbox_other m USING (id)
 ON CONFLICT (id) DO NOTHING
 ---- queries.insertDelayed
 
@@ -251,6 +267,18 @@ SELECT pg_sequence_last_value('{schema}.outbox_leaf'::regclass) % 3 IS DISTINCT 
 		AND NOT ($3::text IS NOT NULL AND id <= $4 AND pg_visible_in_snapshot(xid, $3::text::pg_snapshot)))
 	AND ($5::bigint = 0 OR coalesce((SELECT created_at FROM {schema}.outbox_other WHERE leaf IS DISTINCT FROM -1 ORDER BY id DESC LIMIT 1)
 		<= clock_timestamp() - $5 * interval '1 microsecond', true))
+---- queries.lateCheckpoint0
+
+INSERT INTO {schema}.outbox_cursor_0 (epoch, seq, from_snapshot, to_snapshot, last_id)
+SELECT $1, $2, $3, $4, $5
+FROM set_config('synchronous_commit', 'off', true)
+WHERE EXISTS (SELECT FROM {schema}.outbox_relay WHERE epoch = $1) AND EXISTS (SELECT FROM {schema}.outbox_tenure WHERE epoch = $1)
+---- queries.lateCheckpoint1
+
+INSERT INTO {schema}.outbox_cursor_1 (epoch, seq, from_snapshot, to_snapshot, last_id)
+SELECT $1, $2, $3, $4, $5
+FROM set_config('synchronous_commit', 'off', true)
+WHERE EXISTS (SELECT FROM {schema}.outbox_relay WHERE epoch = $1) AND EXISTS (SELECT FROM {schema}.outbox_tenure WHERE epoch = $1)
 ---- queries.leafSizes
 
 SELECT ARRAY[pg_total_relation_size('{schema}.outbox_0'), pg_total_relation_size('{schema}.outbox_1'),
@@ -357,7 +385,7 @@ moved AS (
 		to_char(CASE reason WHEN '' THEN due_at ELSE created_at END AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"') AS since)
 INSERT INTO {schema}.outbox (message_id, topic, type, scope, key, step, n, ordering_key,
 	correlation_id, causation_id, content_type, headers, payload)
-SELECT message_id, topic, type, scope, key, step, n, ordering_key,
+SELECT message_id, topic, type, scope, key, step, n, CASE WHEN left(ordering_key, 1) IN (E'\x1f', E'\x1e') THEN E'\x1e' || ordering_key ELSE ordering_key END,
 	correlation_id, causation_id, content_type,
 	CASE WHEN headers IS NULL THEN ('{"timestamp":"' || since || '"}')::json
 		WHEN headers::text LIKE '{"%' AND headers::text NOT LIKE '{"timestamp":%' THEN ('{"timestamp":"' || since || '",' || substr(headers::text, 2))::json
@@ -419,7 +447,9 @@ ORDER BY epoch DESC, seq DESC LIMIT 1
 SELECT m.id, m.message_id, m.topic, m.type, m.scope, m.key, m.step, m.n, m.ordering_key,
 	m.correlation_id, m.causation_id, m.content_type, m.headers, m.payload, m.created_at, 0 AS attempts, coalesce((
 	SELECT h.id FROM {schema}.outbox_held h
-	WHERE h.state IN ('refused', 'waiting') AND h.ordering_key = m.ordering_key ORDER BY h.id LIMIT 1), 0) AS behind,
+	WHERE h.state IN ('refused', 'waiting') AND h.ordering_key = CASE left(m.ordering_key, 1) WHEN '' THEN m.scope || E'\x1f' || m.key
+		WHEN E'\x1f' THEN m.scope || E'\x1f' || m.key || m.ordering_key
+		WHEN E'\x1e' THEN substr(m.ordering_key, 2) ELSE m.ordering_key END ORDER BY h.id LIMIT 1), 0) AS behind,
 	s.now::text, m.leaf, m.listed
 FROM (SELECT pg_current_snapshot() AS now FROM {schema}.outbox_tenure WHERE epoch = $4) s
 LEFT JOIN LATERAL (
@@ -464,7 +494,9 @@ ORDER BY m.id
 SELECT m.id, m.message_id, m.topic, m.type, m.scope, m.key, m.step, m.n, m.ordering_key,
 	m.correlation_id, m.causation_id, m.content_type, m.headers, m.payload, m.created_at, 0 AS attempts, coalesce((
 	SELECT h.id FROM {schema}.outbox_held h
-	WHERE h.state IN ('refused', 'waiting') AND h.ordering_key = m.ordering_key ORDER BY h.id LIMIT 1), 0) AS behind,
+	WHERE h.state IN ('refused', 'waiting') AND h.ordering_key = CASE left(m.ordering_key, 1) WHEN '' THEN m.scope || E'\x1f' || m.key
+		WHEN E'\x1f' THEN m.scope || E'\x1f' || m.key || m.ordering_key
+		WHEN E'\x1e' THEN substr(m.ordering_key, 2) ELSE m.ordering_key END ORDER BY h.id LIMIT 1), 0) AS behind,
 	s.now::text, m.leaf, m.listed
 FROM (SELECT pg_current_snapshot() AS now FROM {schema}.outbox_tenure WHERE epoch = $4) s
 LEFT JOIN LATERAL (
