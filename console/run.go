@@ -209,20 +209,6 @@ type runView struct {
 func (v *runView) pageTitle() string { return v.Title }
 func (v *runView) isFinished() bool  { return v.State == runDone }
 
-// Moved returns how many objects of the preview were left alone because they changed after it. At the end these include
-// those that the search picks no more.
-func (v *runView) Moved() int {
-	moved := v.Tally.Changed
-	if v.State == runDone {
-		missing := v.Total - v.Tally.Done - v.Tally.Busy
-		for _, r := range v.Refusals {
-			missing -= r.Count
-		}
-		moved = max(moved, missing)
-	}
-	return moved
-}
-
 // Left returns how many objects of the preview have not been looked at.
 func (v *runView) Left() int {
 	left := v.Total - v.Tally.Done - v.Tally.Changed - v.Tally.Busy
@@ -230,6 +216,14 @@ func (v *runView) Left() int {
 		return 0
 	}
 	return max(0, left)
+}
+
+// Moved returns how many objects of the preview had changed, so that the change left them alone.
+func (v *runView) Moved() int {
+	if v.State == runDone {
+		return max(v.Tally.Changed, v.Total-v.Tally.Done-v.Tally.Busy)
+	}
+	return v.Tally.Changed
 }
 
 func (r *run) snapshot() *runView {
