@@ -56,6 +56,10 @@ type Options struct {
 	// Redact returns what pages show of a payload or of the state of a saga. Default: all of it.
 	Redact func(Content) []byte
 
+	// TraceURL returns the address of a trace, for links from sagas and messages: http or https. The id has 32 hexadecimal
+	// digits. Default: no links.
+	TraceURL func(traceID string) string
+
 	// MaxContent limits the bytes of a payload or of a state that a page shows. Default: 64 KiB.
 	MaxContent int
 
@@ -66,6 +70,13 @@ type Options struct {
 	// Secret signs form tokens. Processes behind one address need the same one, of at least 32 bytes. Default: a random
 	// one, so that a restart makes open forms invalid.
 	Secret []byte
+
+	// Topology returns what services say about themselves, for the page of the topology: JSON as a service serves it at
+	// /topology, one such object after the other or in arrays. Default: the page shows only what the tables have.
+	Topology func(context.Context) ([]byte, error)
+
+	// Management is RabbitMQ's management API, for the depths of queues. Default: no queues are shown.
+	Management *Management
 
 	// Logger gets errors of the console, and each change. Default: slog.Default().
 	Logger *slog.Logger
@@ -103,8 +114,16 @@ type Console struct {
 	processes memo[[]operator.Process]
 	counts    memo[int]
 	schemas   memo[[]string]
-	runs      *runSet
-	live      chan struct{} // a slot for each open stream
+
+	flows       memo[operator.Flow]
+	waitingKeys memo[[]operator.WaitingKey]
+	topics      memo[[]operator.TopicUse]
+	described   memo[[]describedService]
+	queues      memo[[]brokerQueue]
+
+	explanations memo[*operator.Explanation]
+	runs         *runSet
+	live         chan struct{} // a slot for each open stream
 }
 
 var validName = regexp.MustCompile(`^[A-Za-z0-9_.-]{1,63}$`)
@@ -127,7 +146,7 @@ func New(databases []Database, opts *Options) (*Console, error) {
 		return nil, err
 	}
 	c := &Console{databases: databases, opts: o, assets: assets, origin: http.NewCrossOriginProtection(), signer: signer{o.Secret},
-		runs: newRunSet(), live: make(chan struct{}, maxStreams)}
+		explanations: memo[*operator.Explanation]{limit: maxExplanations}, runs: newRunSet(), live: make(chan struct{}, maxStreams)}
 	if c.pages, err = c.buildPages(); err != nil {
 		return nil, err
 	}
@@ -142,6 +161,9 @@ func (o *Options) fillDefaults() error {
 		return errors.New("console: option ReadTimeout is negative")
 	case o.Secret != nil && len(o.Secret) < minSecret:
 		return fmt.Errorf("console: option Secret has %d bytes, fewer than %d", len(o.Secret), minSecret)
+	}
+	if err := o.Management.check(); err != nil {
+		return err
 	}
 	o.MaxContent = cmp.Or(o.MaxContent, defaultMaxContent)
 	o.ReadTimeout = cmp.Or(o.ReadTimeout, defaultReadTimeout)

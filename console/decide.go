@@ -3,15 +3,18 @@ package console
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"fmt"
 	"net/http"
 	"net/url"
+	"slices"
+	"strings"
 
 	"github.com/sagamill/sagamill/operator"
 )
 
 // decideKind is the change that applies a verb to the sagas that a search of the list picks. The parameters are those of
-// the list, with verb and to: the step of a verb about a step.
+// the list, with verb and to, the step of a verb about a step, and result, that of a step that is skipped.
 func (c *Console) decideKind() *changeKind {
 	return &changeKind{name: "decide", parse: func(ctx context.Context, params url.Values) (change, error) {
 		verb, known := decisionVerbs[operator.Verb(params.Get("verb"))]
@@ -28,22 +31,40 @@ func (c *Console) decideKind() *changeKind {
 		if search.ended() {
 			return nil, badRequest("A saga that has ended takes no decision.")
 		}
+		decision := operator.Decision{Verb: verb.Verb, Step: params.Get("to")}
+		if decision.Step == "" && decision.Verb == operator.VerbRetry {
+			decision.Step = search.Step // if it runs, its last message is sent again
+		}
+		if result := strings.TrimSpace(params.Get("result")); result != "" {
+			decision.Result = json.RawMessage(result)
+		}
+		if err := checkDecision(&decision, search); err != nil {
+			return nil, err
+		}
 		chosen, _, err := c.choosePlaces(ctx, search.In)
 		if err != nil {
 			return nil, err
 		}
-		return &decideChange{decisionVerb: verb, chosen: chosen, filter: search.filter(), of: search.describe(),
-			decision: operator.Decision{Verb: verb.Verb, Step: stepOf(verb.Verb, search, params)}}, nil
+		return &decideChange{decisionVerb: verb, chosen: chosen, filter: search.filter(), of: search.describe(), one: search.ID != "", decision: decision}, nil
 	}}
 }
 
-// stepOf returns the step that a decision is about. A search for a step makes a retry one of that step: if it runs, its
-// last message is sent again.
-func stepOf(verb operator.Verb, search *sagaSearch, params url.Values) string {
-	if verb == operator.VerbRetry && search.Step != "" {
-		return search.Step
+// checkDecision returns an error if no saga could take d, or if it is for one saga and the search may pick many.
+func checkDecision(d *operator.Decision, search *sagaSearch) error {
+	needsStep := slices.Contains([]operator.Verb{operator.VerbSkip, operator.VerbReject, operator.VerbCompensateTo}, d.Verb)
+	switch {
+	case needsStep && d.Step == "":
+		return badRequest(fmt.Sprintf("The verb %s needs a step.", d.Verb))
+	case needsStep && search.ID == "":
+		return badRequest(fmt.Sprintf("The verb %s is for one saga: open its page.", d.Verb))
+	case d.Step != "" && !needsStep && d.Verb != operator.VerbRetry:
+		return badRequest(fmt.Sprintf("The verb %s is about the saga as a whole, not about a step.", d.Verb))
+	case d.Result != nil && d.Verb != operator.VerbSkip:
+		return badRequest("Only a step that is skipped has a result.")
+	case d.Result != nil && !json.Valid(d.Result):
+		return badRequest("The result is not JSON.")
 	}
-	return params.Get("to")
+	return nil
 }
 
 // A decisionVerb is a verb of package operator, as the console shows it.
@@ -54,16 +75,21 @@ type decisionVerb struct {
 	consequence string
 }
 
-// decisionVerbs are those for many sagas.
+// decisionVerbs are all verbs.
 var decisionVerbs = map[operator.Verb]decisionVerb{
 	operator.VerbRetry: {operator.VerbRetry, "Retry", RoleOperator, "Each step that is stuck or waits starts its next attempt now, with all attempts again. " +
 		"The last message of a step that runs is sent again; its participant treats it as a duplicate if it has handled it."},
 	operator.VerbPause:  {operator.VerbPause, "Pause", RoleOperator, "No step begins, passes its deadline or is compensated until somebody resumes the saga. Replies are still taken."},
 	operator.VerbResume: {operator.VerbResume, "Resume", RoleOperator, "Paused sagas continue. Deadlines that would have passed meanwhile pass now."},
 	operator.VerbCancel: {operator.VerbCancel, "Cancel", RoleOperator, "The steps that are done are compensated, without waiting for running ones. This cannot be undone. It is refused once the pivot has been sent."},
+	operator.VerbSkip: {operator.VerbSkip, "Skip", RoleAdmin, "The step counts as done, with the result that you give, or as undone if it is being compensated. " +
+		"The participant does nothing: make sure that what the step is for has happened."},
+	operator.VerbReject: {operator.VerbReject, "Reject", RoleAdmin, "The step counts as one that had no effect and never will, so the saga compensates. " +
+		"Make sure that the participant has done nothing."},
+	operator.VerbCompensateTo: {operator.VerbCompensateTo, "Go back to", RoleOperator, "The steps after this one are compensated, and then the saga pauses. After a resume it runs them again."},
 }
 
-// verbOrder is the order in which a page shows them.
+// verbOrder are the verbs for many sagas, in the order in which a page shows them.
 var verbOrder = []operator.Verb{operator.VerbRetry, operator.VerbPause, operator.VerbResume, operator.VerbCancel}
 
 // A decideChange decides about all sagas that a filter picks.
@@ -73,10 +99,23 @@ type decideChange struct {
 	filter   operator.InstanceFilter
 	decision operator.Decision
 	of       string
+	one      bool // it names one saga
 }
 
-func (d *decideChange) role() Role          { return d.needs }
-func (d *decideChange) title() string       { return d.Label + " sagas: " + d.of }
+func (d *decideChange) role() Role { return d.needs }
+
+func (d *decideChange) title() string {
+	switch {
+	case d.decision.Step != "" && d.one:
+		return fmt.Sprintf("%s step %s of saga %s", d.Label, d.decision.Step, d.filter.Key)
+	case d.one:
+		return fmt.Sprintf("%s saga %s", d.Label, d.filter.Key)
+	case d.decision.Step != "":
+		return fmt.Sprintf("%s step %s of sagas: %s", d.Label, d.decision.Step, d.of)
+	}
+	return d.Label + " sagas: " + d.of
+}
+
 func (d *decideChange) consequence() string { return d.decisionVerb.consequence }
 func (d *decideChange) places() []*place    { return d.chosen }
 

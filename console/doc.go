@@ -18,8 +18,13 @@
 //	run.go      a confirmed change runs, with progress, pause and resume
 //	assets.go   static files, with a digest in the name
 //
-// overview.go and sparkline.go are the first page, sagas.go is the list, decide.go is the change of many sagas. format.go
-// has the functions of templates. assets/VENDORED.md lists the files of others.
+// overview.go and sparkline.go are the first page, sagas.go is the list, decide.go is the change of one saga or of many.
+// format.go has the functions of templates. assets/VENDORED.md lists the files of others.
+//
+// saga.go is the page of one saga. sagadrawing.go draws its steps, and sagagraph.go the messages of a saga without an
+// instance. sagaevents.go is the timeline. sagamessages.go shows what messages and letters carry.
+//
+// outbox.go, topology.go with management.go, requests.go, journal.go and why.go are pages that only read.
 //
 // # How a page is added
 //

@@ -11,9 +11,9 @@ import (
 
 // templateFuncs are the functions of all templates. What they return is escaped like any text.
 var templateFuncs = template.FuncMap{
-	"count": formatCount, "bytes": formatBytes, "lasted": formatDuration, "since": func(t time.Time) string { return formatAge(time.Since(t)) },
+	"count": formatCount, "bytes": func(n any) string { return formatBytes(toInt64(n)) }, "lasted": formatDuration, "since": func(t time.Time) string { return formatAge(time.Since(t)) },
 	"rfc3339": func(t time.Time) string { return t.UTC().Format(time.RFC3339Nano) }, "utc": func(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05 UTC") },
-	"text": visibleText, "query": buildQuery, "plural": formatPlural,
+	"text": visibleText, "ordering": formatOrderingKey, "query": buildQuery, "plural": formatPlural,
 }
 
 // formatCount writes 1234567 as 1,234,567.
@@ -31,6 +31,17 @@ func formatPlural(n int, one, many string) string {
 		return "1 " + one
 	}
 	return formatCount(n) + " " + many
+}
+
+// toInt64 converts an integer of a template.
+func toInt64(n any) int64 {
+	switch n := n.(type) {
+	case int:
+		return int64(n)
+	case int64:
+		return n
+	}
+	panic(fmt.Sprintf("console: %T is no count", n))
 }
 
 func formatBytes(n int64) string {
@@ -82,6 +93,11 @@ func visibleText(value any) string {
 		}
 		return unicode.ReplacementChar
 	}, fmt.Sprint(value))
+}
+
+// formatOrderingKey writes the parts of an ordering key, such as scope and key, with slashes between them.
+func formatOrderingKey(key string) string {
+	return visibleText(strings.ReplaceAll(key, "\x1f", " / "))
 }
 
 // buildQuery returns pairs of names and values as a query, without those whose value is empty. It begins with a question

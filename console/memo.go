@@ -1,6 +1,7 @@
 package console
 
 import (
+	"cmp"
 	"context"
 	"sync"
 	"time"
@@ -9,6 +10,7 @@ import (
 // A memo keeps values for a short time, so that several browsers with one page open cost one read. Nothing is read
 // unless a request asks for it. The zero memo is empty.
 type memo[T any] struct {
+	limit   int // of the entries; default: maxMemoEntries
 	mu      sync.Mutex
 	entries map[string]*memoEntry[T]
 }
@@ -41,7 +43,7 @@ func (m *memo[T]) get(ctx context.Context, key string, age time.Duration, read f
 func (m *memo[T]) entryOf(key string) *memoEntry[T] {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if len(m.entries) >= maxMemoEntries || m.entries == nil {
+	if len(m.entries) >= cmp.Or(m.limit, maxMemoEntries) || m.entries == nil {
 		m.entries = map[string]*memoEntry[T]{}
 	}
 	e := m.entries[key]

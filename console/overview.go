@@ -222,6 +222,10 @@ var problemTexts = map[operator.ProblemKind]string{
 var problemStates = map[operator.ProblemKind]string{operator.ProblemStuck: "stuck", operator.ProblemPaused: "paused",
 	operator.ProblemHeld: "running", operator.ProblemOrchestrator: statusLive}
 
+// problemPlaces are the messages of the outbox that a problem is about.
+var problemPlaces = map[operator.ProblemKind]operator.Place{operator.ProblemRelay: operator.PlaceStored, operator.ProblemBroker: operator.PlaceStored,
+	operator.ProblemTransaction: operator.PlaceStored, operator.ProblemRefused: operator.PlaceRefused, operator.ProblemOutboxDead: operator.PlaceDead}
+
 func (v *overviewView) listProblems() {
 	for i := range v.Places {
 		p := &v.Places[i]
@@ -229,6 +233,9 @@ func (v *overviewView) listProblems() {
 			one := problemView{Place: p.place, Kind: problem.Kind, Text: cmp.Or(problemTexts[problem.Kind], string(problem.Kind)), Count: problem.Count, Oldest: problem.Oldest}
 			if state := problemStates[problem.Kind]; state != "" {
 				one.Link = "sagas?" + url.Values{"in": {p.Name}, "state": {state}}.Encode()
+			}
+			if place := problemPlaces[problem.Kind]; place != "" {
+				one.Link = "outbox?" + url.Values{"in": {p.Name}, "place": {string(place)}}.Encode()
 			}
 			v.Problems = append(v.Problems, one)
 		}

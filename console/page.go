@@ -8,6 +8,7 @@ import (
 	"html/template"
 	"net/http"
 	"net/url"
+	"slices"
 )
 
 // A page answers requests at one path.
@@ -25,6 +26,9 @@ type page struct {
 	live   func(ctx context.Context, r *request) (any, error)
 	blocks []string
 
+	// download answers a GET in place of show, with a file; nil: the page is a page. It has no template.
+	download func(ctx context.Context, w http.ResponseWriter, r *request) error
+
 	// post handles a POST, which has passed the checks of the guard but not of its token; nil: the page takes none. It
 	// writes a redirect, or returns an error.
 	post func(ctx context.Context, w http.ResponseWriter, r *request) error
@@ -37,7 +41,8 @@ var templateFiles embed.FS
 
 // listPages returns all pages. The menu shows those with inMenu in this order.
 func (c *Console) listPages() []*page {
-	pages := []*page{c.overviewPage(), c.sagasPage()}
+	pages := []*page{c.overviewPage(), c.sagasPage(), c.sagaPage()}
+	pages = slices.Concat(pages, c.outboxPages(), c.topologyPages(), c.requestPages(), c.journalPages(), c.whyPages())
 	return append(append(pages, c.previewPages()...), c.runPages()...)
 }
 
@@ -51,7 +56,7 @@ func (c *Console) buildPages() (map[string]*page, error) {
 	all := map[string]*page{}
 	for _, p := range append(c.listPages(), &failed) {
 		copied, err := layout.Clone()
-		if err == nil {
+		if err == nil && p.download == nil {
 			p.parsed, err = copied.ParseFS(templateFiles, "templates/"+p.template)
 		}
 		if err != nil {

@@ -7,8 +7,12 @@
 //   - [Replayer] publishes messages of the log again.
 //   - [Locator] finds the steps and messages of one saga.
 //   - [Instances] shows saga instances and applies a [Decision] to one, or to all that a filter picks.
+//     [Instances.Choices] says which decisions one would take.
+//   - [Explain] says in sentences where a saga is waiting, over the schemas of several databases.
 //   - [ReadOverview] returns the state of each schema of a database, and its problems.
 //   - [Instances.ReadPace], [ListProcesses] and [ListSchemas] are for pages that show a whole database.
+//   - [Reader] lists messages of the outbox, ordering keys that wait, topics, idempotency keys and what people have done,
+//     and finds what a key or an id names.
 //   - [ReadJournal] shows the changes that operators have made to messages.
 //
 // Monitoring needs none of this: outbox.ReadStats, consumer.ReadStats and saga.ReadStats count.
@@ -36,11 +40,16 @@
 // outcome.go decides what a redrive does with a letter, by the state machine of the consumer;
 // redrive.go does it under locks, preview.go without changing anything. edit.go changes a letter.
 //
-// locate.go: the rows of one saga. replay.go: copies of messages at the end of the log.
+// locate.go: the rows of one saga. explain.go reads them from all schemas: explainfind.go finds what the saga waits
+// for, explaintrace.go follows a message, explainadvice.go names the commands that help. replay.go: copies of messages at
+// the end of the log.
 //
 // instances.go lists instances, timeline.go shows one and says what a cancellation would compensate. decide.go applies
-// a decision to one, decideall.go to many. overview.go reads the status of whole schemas, pace.go
+// a decision to one, decideall.go to many, choices.go tries them. overview.go reads the status of whole schemas, pace.go
 // how many instances begin and end.
 //
-// The statements are in sqlinbox.go, sqloutbox.go and sqlinstances.go.
+// messages.go has [Reader] with the messages of the outbox, topics.go the topics, requests.go idempotency keys, activity.go
+// both journals, search.go what an id names.
+//
+// The statements are in sqlinbox.go, sqloutbox.go, sqlinstances.go and sqlreader.go.
 package operator

@@ -82,13 +82,9 @@ SET state = 'dead', attempts = greatest(h.attempts, 1), refused_at = coalesce(h.
 FROM batch WHERE h.id = batch.id
 RETURNING h.id, h.ordering_key`
 
-// sqlLocateMessages finds the messages of the saga $2, of scope $1 unless that is empty, and
-// the place of each. It is one statement, so that its result is of one moment, and takes no
-// lock besides that of any SELECT. Without a message it still returns a row with the relay.
-// reach has no row if nothing of the log counts as published: before the first relay, and
-// after a restore from another cluster. A held message is in the log as well. $3 limits the
-// messages; the oldest published ones are left out first.
-const sqlLocateMessages = `
+// sqlReach begins a statement with how far the relay has published. reach has no row if nothing of the log counts as
+// published: before the first relay, and after a restore from another cluster.
+const sqlReach = `
 WITH relay AS MATERIALIZED (
 	SELECT epoch, CASE WHEN lease_until > clock_timestamp() THEN holder ELSE '' END AS holder, clock_timestamp() AS now,
 		system_identifier <> (SELECT system_identifier::text FROM pg_control_system()) AS restored
@@ -103,7 +99,13 @@ reach AS MATERIALIZED (
 	SELECT from_snapshot::pg_snapshot AS past, to_snapshot::pg_snapshot AS next, last_id
 	FROM mark, relay
 	WHERE NOT restored
-		AND pg_snapshot_xmax(coalesce(to_snapshot, from_snapshot)::pg_snapshot) <= pg_snapshot_xmax(pg_current_snapshot())),
+		AND pg_snapshot_xmax(coalesce(to_snapshot, from_snapshot)::pg_snapshot) <= pg_snapshot_xmax(pg_current_snapshot()))`
+
+// sqlLocateMessages finds the messages of the saga $2, of scope $1 unless that is empty, and
+// the place of each. It is one statement, so that its result is of one moment, and takes no
+// lock besides that of any SELECT. Without a message it still returns a row with the relay.
+// A held message is in the log as well. $3 limits the messages; the oldest published ones are left out first.
+const sqlLocateMessages = sqlReach + `,
 mine AS MATERIALIZED (
 	SELECT DISTINCT ON (id) * FROM (
 		SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id, size, created_at,
@@ -150,6 +152,17 @@ const sqlLocateUnpublishedLeaf = sqlLocateLeaf + `
 func locateInLeaves(published, leaf string) string {
 	return outboxsql.UnionOfLeaves(strings.ReplaceAll(sqlLocateMessages, "{published}", published), leaf)
 }
+
+// sqlReadContents reads what the messages with the ids $1 carry, payloads of at most $2 bytes. A message that is held may
+// be in the log too, and is read once.
+const sqlReadContents = `
+SELECT DISTINCT ON (id) id, content_type, headers, payload FROM (
+	SELECT id, ` + outboxsql.LoggedContentType + ` AS content_type, headers, CASE WHEN octet_length(payload) <= $2::integer THEN payload END AS payload
+	FROM {schema}.outbox m WHERE id = ANY ($1::bigint[])
+	UNION ALL
+	SELECT id, content_type, headers, CASE WHEN octet_length(payload) <= $2::integer THEN payload END
+	FROM {schema}.outbox_held WHERE id = ANY ($1::bigint[])) found
+ORDER BY id`
 
 // sqlPin keeps the tables from being emptied before the transaction reads them: TRUNCATE
 // removes rows from older snapshots too. The relay gives up at once and continues in its
@@ -203,7 +216,7 @@ type outboxQueries struct {
 	readClock, read, list, count, listRetrying, countRetrying string
 	redrive, discard, bury, lockLease, promote                string
 	listLogged, countLogged, copyLogged, oldestLogged         string
-	locate, locateUnpublished, pin, planByIndex               string
+	locate, locateUnpublished, pin, planByIndex, readContents string
 	insertJournal, listJournal                                string
 }
 
@@ -218,7 +231,7 @@ func newOutboxQueries(schema string) outboxQueries {
 		bury: bind(ofLetters(sqlRefused, sqlBuryHeld)), lockLease: bind(sqlLockLease), promote: bind(outboxsql.PromoteLocked),
 		listLogged: logged(sqlListLogged), countLogged: logged(sqlCountLogged), copyLogged: bind(sqlCopyLogged), oldestLogged: bind(sqlOldestLogged),
 		locate: bind(locateInLeaves("true", sqlLocateLeaf)), locateUnpublished: bind(locateInLeaves("false", sqlLocateUnpublishedLeaf)),
-		pin: bind(sqlPin), planByIndex: outboxsql.PlanByIndex,
+		pin: bind(sqlPin), planByIndex: outboxsql.PlanByIndex, readContents: bind(sqlReadContents),
 		insertJournal: bind(journal.SQLInsert), listJournal: bind(sqlListJournal),
 	}
 }

@@ -47,6 +47,7 @@ type TimelineStep struct {
 	Kind   string // remote, local, nested, all (at once) or seq (one after the other)
 	Pivot  bool
 	Undo   string // kind of its compensation: remote, local or nested; "": none
+	Saga   string // of a nested one: the name of the saga, also before it begins
 
 	State    StepState // "" of a group
 	Attempt  int       // of the action
@@ -102,6 +103,16 @@ type Timeline struct {
 	Journal []DecisionEntry
 	At      time.Time       // the moment, by the clock of the database
 	State   json.RawMessage // of the definition; it may be confidential
+
+	TraceParent string // the header traceparent of its start; "": it was not traced
+}
+
+// StatusText returns the status, and adds that the instance is paused if the status is another one.
+func (t *Timeline) StatusText() string {
+	if t.Paused && t.Status != saga.StatusPaused {
+		return string(t.Status) + ", and paused"
+	}
+	return string(t.Status)
 }
 
 // Get returns the timeline of the instance at an address. Its error is an
@@ -180,6 +191,7 @@ func (n *Instances) readClockAndJournal(ctx context.Context, tx pgx.Tx, t *Timel
 
 // fillSteps sets the fields that follow from the progress of i.
 func (t *Timeline) fillSteps(i *sagarow.Row, m *machine.Machine) {
+	t.TraceParent = i.Trace[0]
 	t.State, t.Paused, t.Compensating = i.State, i.Progress.Paused, i.Progress.Phase == machine.Compensating
 	if t.PlanProblem != "" {
 		for id := range i.Progress.Steps {
@@ -243,7 +255,7 @@ func (t *Timeline) addStep(i *sagarow.Row, n *machine.Node, id, depth int) {
 		return t.StartedAt.Add(m.Duration())
 	}
 	step := TimelineStep{
-		Number: id, Name: n.Name, Depth: depth, Kind: string(n.Kind), Pivot: n.Pivot, Undo: string(n.Undo),
+		Number: id, Name: n.Name, Depth: depth, Kind: string(n.Kind), Pivot: n.Pivot, Undo: string(n.Undo), Saga: n.Saga,
 		State: stateOfStep(&i.Progress, s), Attempt: s.Attempt, Reason: s.Reason, Override: s.Override, InDoubt: s.Doubt, Resend: s.Resend,
 		Began: at(s.Began, begun), Sent: at(s.Sent, begun), Ended: at(s.Ended, s.State == machine.Done),
 		UndoBegan: at(s.UndoBegan, false), UndoEnded: at(s.UndoEnded, false), Due: at(s.Due, false),

@@ -6,7 +6,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/sagamill/sagamill/cmd/sagamill/internal/why"
 	"github.com/sagamill/sagamill/consumer"
 	"github.com/sagamill/sagamill/operator"
 )
@@ -123,7 +122,7 @@ func TestWhyOfAChoreographedSaga(t *testing.T) {
 	f.exec("DELETE FROM {home}.saga")
 	f.why("k", "parked until 20")
 
-	var got why.Finding
+	var got operator.Finding
 	first, _, _ := strings.Cut(f.command(0, "why", "k", "-json", "-schema", f.flights), "\n")
 	if err := json.Unmarshal([]byte(first), &got); err != nil || got.What != "parked" || got.Step != "reserve-flight" || got.ID == 0 || got.Until == "" {
 		t.Errorf("%v: %s", err, first)

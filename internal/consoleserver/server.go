@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net"
 	"net/http"
 	"time"
@@ -21,12 +20,12 @@ const (
 	shutdownTimeout = 30 * time.Second
 )
 
-// Options say who uses the console. All are required.
+// Options say who uses the console.
 type Options struct {
 	Address string // to listen at, such as 127.0.0.1:0
 	Actor   console.Actor
 	Role    console.Role
-	Logger  *slog.Logger
+	Console console.Options // without Authorize
 }
 
 // A Server has the address, and does not answer yet.
@@ -39,8 +38,10 @@ type Server struct {
 // Listen opens the address. Call [Server.Serve], which closes it.
 func Listen(ctx context.Context, databases []console.Database, o *Options) (*Server, error) {
 	s := &Server{access: newAccess(o.Actor, o.Role)}
+	options := o.Console
+	options.Authorize = s.access.authorize
 	var err error
-	if s.pages, err = console.New(databases, &console.Options{Authorize: s.access.authorize, Logger: o.Logger}); err != nil {
+	if s.pages, err = console.New(databases, &options); err != nil {
 		return nil, err
 	}
 	if s.listener, err = (&net.ListenConfig{}).Listen(ctx, "tcp", o.Address); err != nil {

@@ -242,7 +242,7 @@ func (b *browser) see(text string) {
 // awaitStream waits until the page has got the first event of its stream, if it has one.
 func (b *browser) awaitStream() {
 	b.t.Helper()
-	b.await("event of the stream", "!document.querySelector('[sse-connect]') || window.events > 0 || window.streams.some(s => s.readyState === EventSource.CLOSED)")
+	b.await("event of the stream", "!document.querySelector('[sse-connect]') || !window.streams || window.events > 0 || window.streams.some(s => s.readyState === EventSource.CLOSED)")
 }
 
 // closeStream ends the stream of the page, so that the page does not change any more.
@@ -252,35 +252,37 @@ func (b *browser) closeStream() {
 	b.script("window.streams.forEach(s => s.close())")
 }
 
-// press clicks on the first visible link, button or summary with this text, like a person with a mouse. If it leads to
-// another page, press waits for that page.
+// press clicks on the first visible link, button or summary with this text, or whose text begins so, like a person with a
+// mouse. If it leads to another page, press waits for that page.
 func (b *browser) press(text string) {
 	b.t.Helper()
-	find := `[...document.querySelectorAll('a, button, summary')].filter(e => e.checkVisibility() && e.innerText.replace(/\s+/g, ' ').trim().toLowerCase()`
-	exact, begins := find+" === "+quote(strings.ToLower(text))+")[0]", find+".startsWith("+quote(strings.ToLower(text))+"))[0]"
-	b.await("control "+quote(text), "(window.control = "+exact+" ?? "+begins+")")
-	b.clickControl()
+	b.awaitStream() // its first event replaces parts of the page, also between the two halves of a click
+	b.click("control "+quote(text), `(() => { const wanted = `+quote(strings.ToLower(text))+`;
+		const all = [...document.querySelectorAll('main a, main button, main summary, header a')].filter(e => e.checkVisibility());
+		const says = e => e.innerText.replace(/\s+/g, ' ').trim().toLowerCase();
+		return all.find(e => says(e) === wanted) ?? all.find(e => says(e).startsWith(wanted)); })()`)
 }
 
-// pressIn clicks on the first control with this text inside of the first element that fits a selector and has another
-// text in it.
-func (b *browser) pressIn(selector, with, text string) {
+// click clicks on what find, a JavaScript expression, returns. It looks again until find returns an element: a stream may
+// replace parts of the page.
+func (b *browser) click(what, find string) {
 	b.t.Helper()
-	row := "[...document.querySelectorAll(" + quote(selector) + ")].find(e => e.innerText.includes(" + quote(with) + "))"
-	b.await("control "+quote(text)+" beside "+quote(with),
-		"(window.control = [...("+row+"?.querySelectorAll('a, button, summary') ?? [])].find(e => e.checkVisibility() && e.innerText.includes("+quote(text)+")))")
-	b.clickControl()
-}
-
-// clickControl clicks on window.control, and waits for the page that it leads to. A stream may replace the element in
-// between: then it is looked for again by the caller's next await.
-func (b *browser) clickControl() {
-	b.t.Helper()
-	leads := read[bool](b, `(() => { const c = window.control; c.scrollIntoView({block: 'center', behavior: 'instant'}); window.before = true;
-		return c.tagName === 'A' ? !c.getAttribute('href').startsWith('#') : c.tagName === 'BUTTON' && c.form !== null && c.type === 'submit'; })()`)
-	box := read[struct{ X, Y float64 }](b, `(() => { const r = window.control.getClientRects()[0]; return {X: r.x + Math.min(r.width / 2, 40), Y: r.y + r.height / 2}; })()`)
-	b.do(chromedp.MouseClickXY(box.X, box.Y))
-	if leads {
+	var target struct {
+		X, Y  float64
+		Leads bool
+	}
+	b.awaitThat(what, func() bool {
+		var err error
+		target, err = tryToRead[struct {
+			X, Y  float64
+			Leads bool
+		}](b, `(() => { const c = `+find+`; c.scrollIntoView({block: 'center', behavior: 'instant'}); window.before = true; const r = c.getClientRects()[0];
+			return {X: r.x + Math.min(r.width / 2, 40), Y: r.y + r.height / 2,
+				Leads: c.tagName === 'A' ? !c.getAttribute('href').startsWith('#') : c.tagName === 'BUTTON' && c.form !== null && c.type === 'submit'}; })()`)
+		return err == nil
+	})
+	b.do(chromedp.MouseClickXY(target.X, target.Y))
+	if target.Leads {
 		b.await("new page", "window.before === undefined && document.readyState === 'complete'")
 	}
 }

@@ -216,9 +216,18 @@ func encode(v any) []byte {
 // confirm fills in the page of a change and confirms it. count is what it must say that would change.
 func (w *town) confirm(count int) {
 	w.t.Helper()
+	w.confirmAt(count, "")
+}
+
+// confirmAt is confirm with a rate, "" for the one that the page proposes.
+func (w *town) confirmAt(count int, rate string) {
+	w.t.Helper()
 	w.see("What it would do now")
 	w.await(fmt.Sprintf("a preview of %d", count), fmt.Sprintf("document.querySelector('.figure').innerText === %q", fmt.Sprint(count)))
 	w.fill("Why", why)
+	if rate != "" {
+		w.fill("Objects per second", rate)
+	}
 	if count > 100 {
 		w.fill("Type the count", fmt.Sprint(count))
 	}

@@ -9,7 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgconn"
 
-	"github.com/sagamill/sagamill/internal/flow"
+	"github.com/sagamill/sagamill/internal/celltext"
 	"github.com/sagamill/sagamill/internal/sqlschema"
 	"github.com/sagamill/sagamill/operator"
 	"github.com/sagamill/sagamill/saga"
@@ -92,22 +92,4 @@ func IsDenied(err error) bool {
 }
 
 // FormatAddress returns the address of an instance for people.
-func FormatAddress(a saga.Address) string {
-	s := FormatCell(a.Scope) + "/" + FormatCell(a.Key)
-	switch a.Path {
-	case "":
-		return s
-	case flow.Root(a.Path):
-		return s + ", path " + FormatCell(a.Path)
-	}
-	return s + ", nested at " + FormatCell(a.Path)
-}
-
-// FormatStatus returns the status of an instance, and adds that it is paused if the status is
-// another one.
-func FormatStatus(t *operator.Timeline) string {
-	if t.Paused && t.Status != saga.StatusPaused {
-		return string(t.Status) + ", and paused"
-	}
-	return string(t.Status)
-}
+func FormatAddress(a saga.Address) string { return celltext.FormatAddress(a.Scope, a.Key, a.Path) }

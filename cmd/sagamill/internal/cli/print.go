@@ -8,44 +8,12 @@ import (
 	"strings"
 	"text/tabwriter"
 	"time"
-	"unicode"
 	"unicode/utf16"
-	"unicode/utf8"
 
+	"github.com/sagamill/sagamill/internal/celltext"
 	"github.com/sagamill/sagamill/internal/stepkey"
 	"github.com/sagamill/sagamill/operator"
 )
-
-// FormatCell returns text of unknown origin as one cell of a table. It quotes s unless s is one word
-// of visible characters. Quoting escapes control sequences, line breaks and marks that turn the
-// direction of writing, so that a terminal does not obey them.
-func FormatCell(s string) string {
-	odd := func(r rune) bool { return !strconv.IsPrint(r) || unicode.IsSpace(r) || r == '"' || r == '\\' }
-	if s == "" || !utf8.ValidString(s) || strings.ContainsFunc(s, odd) {
-		return strconv.Quote(s)
-	}
-	return s
-}
-
-// ClipText shortens s to n characters.
-func ClipText(s string, n int) string {
-	runes := []rune(s)
-	if len(runes) <= n {
-		return s
-	}
-	return string(runes[:n-1]) + "…"
-}
-
-// FormatCount returns n and things, in the singular if n is 1.
-func FormatCount(n int, things string) string {
-	if n == 1 {
-		things = strings.TrimSuffix(things, "s")
-	}
-	return strconv.Itoa(n) + " " + things
-}
-
-// FormatTime returns t in UTC, to the second.
-func FormatTime(t time.Time) string { return t.UTC().Format(time.RFC3339) }
 
 // FormatAge returns how long something has lasted, as precisely as people need it: 1.2s, 3m20s, 4h10m, 3d.
 func FormatAge(d time.Duration) string {
@@ -61,6 +29,16 @@ func FormatAge(d time.Duration) string {
 	}
 	return strconv.Itoa(int(d/(24*time.Hour))) + "d"
 }
+
+// These are of package celltext, which formats what operator says too.
+var (
+	FormatCell   = celltext.FormatCell
+	ClipText     = celltext.ClipText
+	FormatCount  = celltext.FormatCount
+	FormatTime   = celltext.FormatTime
+	FormatMoment = celltext.FormatMoment
+	QuoteWord    = celltext.QuoteWord
+)
 
 // PrintTable prints rows under a header. The caller has made the cells with [FormatCell] or the like.
 func PrintTable(w io.Writer, header []string, rows [][]string) error {
@@ -138,12 +116,7 @@ func (c *Call) PrintCount(label, did, to string, n int, asJSON bool) error {
 const ProgressAfter = time.Second
 
 // FormatStep returns the step of a dead letter, with the number of the message if it has one.
-func FormatStep(l operator.DeadLetter) string {
-	if l.N == "" {
-		return l.Step
-	}
-	return l.Step + "#" + l.N
-}
+func FormatStep(l operator.DeadLetter) string { return celltext.FormatStep(l.Step, l.N) }
 
 // SuggestKey adds a suggestion to err, which says that nothing is known of key. If key looks like the
 // header of a message, which has the step too, it suggests the key without the step. That is a guess,
@@ -154,24 +127,4 @@ func SuggestKey(key string, err error) error {
 		return err
 	}
 	return fmt.Errorf("%w; the key is without the step: is it -key %s?", err, k.Key)
-}
-
-// FormatMoment returns a time for JSON, to the microsecond, or "" for the zero time.
-func FormatMoment(t time.Time) string {
-	if t.IsZero() {
-		return ""
-	}
-	return t.UTC().Format(time.RFC3339Nano)
-}
-
-// QuoteWord returns s as one word for a shell. The line is meant to be pasted, and a key comes from
-// clients.
-func QuoteWord(s string) string {
-	plain := func(r rune) bool {
-		return 'a' <= r && r <= 'z' || 'A' <= r && r <= 'Z' || '0' <= r && r <= '9' || strings.ContainsRune("-_.,:/@+", r)
-	}
-	if s != "" && !strings.ContainsFunc(s, func(r rune) bool { return !plain(r) }) {
-		return s
-	}
-	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
 }

@@ -29,11 +29,16 @@ func serveConsole(ctx context.Context, c *cli.Call) error {
 	listen := c.Flags.String("listen", "127.0.0.1:0", "address; default: a free port of 127.0.0.1")
 	roleName := c.Flags.String("role", "viewer", "what whoever has the printed URL may do: viewer, operator or admin; default: viewer")
 	by := c.Flags.String("by", cli.FindUserName(), "the name in the journal; default: the user who runs this")
+	known := addServiceFlags(c)
 	if err := c.ParseDatabaseFlags(); err != nil {
 		return err
 	}
-	role, known := roles[*roleName]
-	if !known {
+	management, err := known.parseManagement()
+	if err != nil {
+		return err
+	}
+	role, found := roles[*roleName]
+	if !found {
 		return fmt.Errorf("-role is viewer, operator or admin, not %q", *roleName)
 	}
 	if err := checkListen(*listen, c.AllowsPlaintext()); err != nil {
@@ -55,8 +60,8 @@ func serveConsole(ctx context.Context, c *cli.Call) error {
 	if err != nil {
 		return err
 	}
-	server, err := consoleserver.Listen(ctx, shown, &consoleserver.Options{
-		Address: *listen, Actor: console.Actor(*by), Role: role, Logger: slog.New(slog.NewTextHandler(c.Stderr, nil))})
+	server, err := consoleserver.Listen(ctx, shown, &consoleserver.Options{Address: *listen, Actor: console.Actor(*by), Role: role,
+		Console: console.Options{Topology: known.topology(), Management: management, Logger: slog.New(slog.NewTextHandler(c.Stderr, nil))}})
 	if err != nil {
 		return err
 	}

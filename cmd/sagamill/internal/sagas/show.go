@@ -76,7 +76,7 @@ func timelineFields(of *cli.Target, t *operator.Timeline) [][2]string {
 		{"saga", fmt.Sprintf("%s, version %d", cli.FormatCell(t.Saga), t.Version)},
 		{"instance", cli.FormatAddress(t.Address)},
 		{"id", t.ID},
-		{"status", cli.FormatStatus(t)},
+		{"status", t.StatusText()},
 		{"started", cli.FormatTime(t.StartedAt)},
 		{"moved", cli.FormatTime(t.UpdatedAt)},
 	}

@@ -587,6 +587,15 @@ SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlati
 FROM {schema}.outbox_held WHERE id = $1 AND (state = 'dead' OR (state = 'refused' OR state = 'waiting' AND due_at < 'infinity' AND reason <> ''))
 ---- outboxQueries.readClock
 SELECT clock_timestamp() - $1::bigint * interval '1 microsecond'
+---- outboxQueries.readContents
+
+SELECT DISTINCT ON (id) id, content_type, headers, payload FROM (
+	SELECT id, coalesce(nullif(m.content_type, ''), 'application/json') AS content_type, headers, CASE WHEN octet_length(payload) <= $2::integer THEN payload END AS payload
+	FROM {schema}.outbox m WHERE id = ANY ($1::bigint[])
+	UNION ALL
+	SELECT id, content_type, headers, CASE WHEN octet_length(payload) <= $2::integer THEN payload END
+	FROM {schema}.outbox_held WHERE id = ANY ($1::bigint[])) found
+ORDER BY id
 ---- outboxQueries.redrive
 
 WITH batch AS (SELECT id FROM {schema}.outbox_held WHERE state = 'dead' AND id > $1 AND refused_at <= $2 AND ($3::bigint[] IS NULL OR id = ANY ($3))
@@ -601,3 +610,388 @@ RETURNING h.id, h.ordering_key
 SELECT count(*) FILTER (WHERE state = 1), count(*) FILTER (WHERE state = 1 AND lease_until <= clock_timestamp()),
 	greatest(coalesce(extract(epoch FROM clock_timestamp() - min(lease_until) FILTER (WHERE state = 1)), 0), 0)::float8
 FROM (SELECT state, lease_until FROM {schema}.idempotency_key ORDER BY expires_at DESC LIMIT $1) AS newest
+---- readerQueries.findInstances
+
+SELECT scope, key, path, name, id::text, status FROM {schema}.saga
+WHERE id = $1 OR root = $1 OR key = $2 ORDER BY path = '' DESC, started_at DESC, scope, key, path LIMIT $3
+---- readerQueries.findMessages
+
+SELECT DISTINCT scope, key, type, id, message_id::text FROM (
+	SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id FROM {schema}.outbox_held WHERE (key = $2 OR correlation_id = $2 OR causation_id = $2 OR message_id = $1::uuid)
+	UNION ALL 
+	SELECT id, message_id, topic, coalesce(nullif(m.type, ''), m.topic) AS type, scope, key, step, n, CASE left(m.ordering_key, 1) WHEN '' THEN m.scope || E'\x1f' || m.key
+		WHEN E'\x1f' THEN m.scope || E'\x1f' || m.key || m.ordering_key
+		WHEN E'\x1e' THEN substr(m.ordering_key, 2) ELSE m.ordering_key END AS ordering_key,
+		coalesce(nullif(m.correlation_id, ''), nullif(m.causation_id, ''), m.message_id::text) AS correlation_id, causation_id FROM {schema}.outbox_0 m WHERE (key = $2 OR correlation_id = $2 OR causation_id = $2 OR message_id = $1::uuid)
+UNION ALL
+	SELECT id, message_id, topic, coalesce(nullif(m.type, ''), m.topic) AS type, scope, key, step, n, CASE left(m.ordering_key, 1) WHEN '' THEN m.scope || E'\x1f' || m.key
+		WHEN E'\x1f' THEN m.scope || E'\x1f' || m.key || m.ordering_key
+		WHEN E'\x1e' THEN substr(m.ordering_key, 2) ELSE m.ordering_key END AS ordering_key,
+		coalesce(nullif(m.correlation_id, ''), nullif(m.causation_id, ''), m.message_id::text) AS correlation_id, causation_id FROM {schema}.outbox_1 m WHERE (key = $2 OR correlation_id = $2 OR causation_id = $2 OR message_id = $1::uuid)
+UNION ALL
+	SELECT id, message_id, topic, coalesce(nullif(m.type, ''), m.topic) AS type, scope, key, step, n, CASE left(m.ordering_key, 1) WHEN '' THEN m.scope || E'\x1f' || m.key
+		WHEN E'\x1f' THEN m.scope || E'\x1f' || m.key || m.ordering_key
+		WHEN E'\x1e' THEN substr(m.ordering_key, 2) ELSE m.ordering_key END AS ordering_key,
+		coalesce(nullif(m.correlation_id, ''), nullif(m.causation_id, ''), m.message_id::text) AS correlation_id, causation_id FROM {schema}.outbox_2 m WHERE (key = $2 OR correlation_id = $2 OR causation_id = $2 OR message_id = $1::uuid)
+UNION ALL
+	SELECT id, message_id, topic, coalesce(nullif(m.type, ''), m.topic) AS type, scope, key, step, n, CASE left(m.ordering_key, 1) WHEN '' THEN m.scope || E'\x1f' || m.key
+		WHEN E'\x1f' THEN m.scope || E'\x1f' || m.key || m.ordering_key
+		WHEN E'\x1e' THEN substr(m.ordering_key, 2) ELSE m.ordering_key END AS ordering_key,
+		coalesce(nullif(m.correlation_id, ''), nullif(m.causation_id, ''), m.message_id::text) AS correlation_id, causation_id FROM {schema}.outbox_other m WHERE (key = $2 OR correlation_id = $2 OR causation_id = $2 OR message_id = $1::uuid)) found
+ORDER BY id LIMIT $3
+---- readerQueries.findParked
+
+SELECT coalesce(scope, ''), coalesce(key, ''), coalesce(step, ''), id FROM {schema}.parked
+WHERE message_id = convert_to($1, 'UTF8') OR convert_to($1, 'UTF8') = ANY (header_values) ORDER BY id LIMIT $2
+---- readerQueries.findRequests
+
+WITH RECURSIVE spaces AS (
+	(SELECT namespace FROM {schema}.idempotency_key WHERE $1::text = '' ORDER BY namespace LIMIT 1)
+	UNION ALL
+	SELECT (SELECT t.namespace FROM {schema}.idempotency_key t WHERE t.namespace > spaces.namespace ORDER BY t.namespace LIMIT 1)
+	FROM spaces WHERE spaces.namespace IS NOT NULL),
+named AS (
+	SELECT $1::text COLLATE "C" AS namespace WHERE $1::text <> ''
+	UNION ALL
+	SELECT namespace FROM spaces WHERE namespace IS NOT NULL),
+walk AS (
+	SELECT n.namespace, (SELECT t.scope FROM {schema}.idempotency_key t WHERE t.namespace = n.namespace ORDER BY t.scope LIMIT 1) AS scope
+	FROM named n WHERE $2::text = ''
+	UNION ALL
+	SELECT w.namespace, (SELECT t.scope FROM {schema}.idempotency_key t WHERE t.namespace = w.namespace AND t.scope > w.scope ORDER BY t.scope LIMIT 1)
+	FROM walk w WHERE w.scope IS NOT NULL),
+pairs AS (
+	SELECT namespace, $2::text COLLATE "C" AS scope FROM named WHERE $2::text <> ''
+	UNION ALL
+	SELECT namespace, scope FROM walk WHERE scope IS NOT NULL)
+SELECT r.* FROM pairs p CROSS JOIN LATERAL (
+	SELECT namespace, scope, key, state, attempt, lease_until, coalesce(resp_status, 0), NULL::bigint, created_at, completed_at, expires_at,
+		clock_timestamp()
+	FROM {schema}.idempotency_key k WHERE k.namespace = p.namespace AND k.scope = p.scope AND k.key = $3) r
+ORDER BY r.created_at DESC LIMIT $4
+---- readerQueries.findRequestsSized
+
+WITH RECURSIVE spaces AS (
+	(SELECT namespace FROM {schema}.idempotency_key WHERE $1::text = '' ORDER BY namespace LIMIT 1)
+	UNION ALL
+	SELECT (SELECT t.namespace FROM {schema}.idempotency_key t WHERE t.namespace > spaces.namespace ORDER BY t.namespace LIMIT 1)
+	FROM spaces WHERE spaces.namespace IS NOT NULL),
+named AS (
+	SELECT $1::text COLLATE "C" AS namespace WHERE $1::text <> ''
+	UNION ALL
+	SELECT namespace FROM spaces WHERE namespace IS NOT NULL),
+walk AS (
+	SELECT n.namespace, (SELECT t.scope FROM {schema}.idempotency_key t WHERE t.namespace = n.namespace ORDER BY t.scope LIMIT 1) AS scope
+	FROM named n WHERE $2::text = ''
+	UNION ALL
+	SELECT w.namespace, (SELECT t.scope FROM {schema}.idempotency_key t WHERE t.namespace = w.namespace AND t.scope > w.scope ORDER BY t.scope LIMIT 1)
+	FROM walk w WHERE w.scope IS NOT NULL),
+pairs AS (
+	SELECT namespace, $2::text COLLATE "C" AS scope FROM named WHERE $2::text <> ''
+	UNION ALL
+	SELECT namespace, scope FROM walk WHERE scope IS NOT NULL)
+SELECT r.* FROM pairs p CROSS JOIN LATERAL (
+	SELECT namespace, scope, key, state, attempt, lease_until, coalesce(resp_status, 0), octet_length(resp_body)::bigint, created_at, completed_at, expires_at,
+		clock_timestamp()
+	FROM {schema}.idempotency_key k WHERE k.namespace = p.namespace AND k.scope = p.scope AND k.key = $3) r
+ORDER BY r.created_at DESC LIMIT $4
+---- readerQueries.findSteps
+
+WITH RECURSIVE other AS (
+	(SELECT scope FROM {schema}.inbox WHERE $1::text = '' ORDER BY scope LIMIT 1)
+	UNION ALL
+	SELECT (SELECT t.scope FROM {schema}.inbox t WHERE t.scope > other.scope ORDER BY t.scope LIMIT 1)
+	FROM other WHERE other.scope IS NOT NULL),
+scopes AS (
+	SELECT $1::text COLLATE "C" AS scope WHERE $1::text <> ''
+	UNION ALL
+	SELECT scope FROM other WHERE scope IS NOT NULL)
+SELECT i.scope, i.key, i.step, i.n, i.state, i.attempts, i.undo_attempts, i.created_at, i.updated_at
+FROM scopes s CROSS JOIN LATERAL (
+	SELECT scope, key, step, n, state, attempts, undo_attempts, created_at, updated_at
+	FROM {schema}.inbox WHERE scope = s.scope AND key = $2 ORDER BY scope, key, step, n LIMIT $3) i
+ORDER BY i.created_at, i.scope, i.step, i.n LIMIT $3
+---- readerQueries.listHeld
+
+WITH p AS (
+	SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id, octet_length(payload) AS size, created_at, state AS place,
+		CASE WHEN state <> 'dead' AND isfinite(due_at) THEN due_at END AS due_at, attempts, reason, refused_at
+	FROM {schema}.outbox_held WHERE ($1::text = '' OR topic = $1) AND ($2::text = '' OR type = $2) AND ($3::text = '' OR scope = $3)
+	AND ($4::text = '' OR key = $4) AND ($5::text = '' OR ordering_key = $5) AND ($6::uuid IS NULL OR message_id = $6)
+	AND ($7::text = '' OR correlation_id = $7) AND state = $8 AND id > $9::bigint ORDER BY id LIMIT $10)
+SELECT '', p.id, p.message_id::text, CASE WHEN p.place = 'stored' AND h.id IS NOT NULL THEN 'waiting' ELSE p.place END,
+	p.topic, p.type, p.scope, p.key, p.step, p.n, p.ordering_key, p.correlation_id, p.causation_id,
+	p.size, p.created_at, p.due_at, p.attempts, p.reason, p.refused_at,
+	coalesce(h.id, 0), h.topic, h.scope, h.key, h.step, h.n, coalesce(h.attempts, 0), h.reason, h.due_at
+FROM p LEFT JOIN LATERAL (
+	SELECT id, topic, scope, key, step, n, attempts, reason, CASE WHEN isfinite(due_at) THEN due_at END AS due_at
+	FROM (
+		SELECT * FROM {schema}.outbox_held f
+		WHERE p.place IN ('stored', 'waiting') AND f.state IN ('refused', 'waiting') AND f.ordering_key = p.ordering_key
+		ORDER BY f.id LIMIT 1) first
+	WHERE first.id <> p.id) h ON true ORDER BY p.id
+---- readerQueries.listLog
+
+WITH relay AS MATERIALIZED (
+	SELECT epoch, CASE WHEN lease_until > clock_timestamp() THEN holder ELSE '' END AS holder, clock_timestamp() AS now,
+		system_identifier <> (SELECT system_identifier::text FROM pg_control_system()) AS restored
+	FROM {schema}.outbox_relay),
+mark AS MATERIALIZED (
+	SELECT from_snapshot, to_snapshot, last_id FROM (
+		SELECT epoch, seq, from_snapshot, to_snapshot, last_id FROM {schema}.outbox_cursor_0
+		UNION ALL
+		SELECT epoch, seq, from_snapshot, to_snapshot, last_id FROM {schema}.outbox_cursor_1) c
+	ORDER BY epoch DESC, seq DESC LIMIT 1),
+reach AS MATERIALIZED (
+	SELECT from_snapshot::pg_snapshot AS past, to_snapshot::pg_snapshot AS next, last_id
+	FROM mark, relay
+	WHERE NOT restored
+		AND pg_snapshot_xmax(coalesce(to_snapshot, from_snapshot)::pg_snapshot) <= pg_snapshot_xmax(pg_current_snapshot())),
+page AS MATERIALIZED (
+	SELECT d.*, CASE WHEN coalesce((SELECT pg_visible_in_snapshot(d.xid, past) OR pg_visible_in_snapshot(d.xid, next) AND d.id <= last_id FROM reach), false) THEN 'published' ELSE 'stored' END AS logged
+	FROM (
+	(SELECT * FROM (SELECT id, message_id, topic, coalesce(nullif(m.type, ''), m.topic) AS type, scope, key, step, n, CASE left(m.ordering_key, 1) WHEN '' THEN m.scope || E'\x1f' || m.key
+		WHEN E'\x1f' THEN m.scope || E'\x1f' || m.key || m.ordering_key
+		WHEN E'\x1e' THEN substr(m.ordering_key, 2) ELSE m.ordering_key END AS ordering_key,
+		coalesce(nullif(m.correlation_id, ''), nullif(m.causation_id, ''), m.message_id::text) AS correlation_id, causation_id, payload, created_at, xid FROM {schema}.outbox_0 m) d
+	WHERE id < $8::bigint AND ($1::text = '' OR topic = $1) AND ($2::text = '' OR type = $2) AND ($3::text = '' OR scope = $3)
+	AND ($4::text = '' OR key = $4) AND ($5::text = '' OR ordering_key = $5) AND ($6::uuid IS NULL OR message_id = $6)
+	AND ($7::text = '' OR correlation_id = $7) ORDER BY id DESC LIMIT $9)
+UNION ALL
+	(SELECT * FROM (SELECT id, message_id, topic, coalesce(nullif(m.type, ''), m.topic) AS type, scope, key, step, n, CASE left(m.ordering_key, 1) WHEN '' THEN m.scope || E'\x1f' || m.key
+		WHEN E'\x1f' THEN m.scope || E'\x1f' || m.key || m.ordering_key
+		WHEN E'\x1e' THEN substr(m.ordering_key, 2) ELSE m.ordering_key END AS ordering_key,
+		coalesce(nullif(m.correlation_id, ''), nullif(m.causation_id, ''), m.message_id::text) AS correlation_id, causation_id, payload, created_at, xid FROM {schema}.outbox_1 m) d
+	WHERE id < $8::bigint AND ($1::text = '' OR topic = $1) AND ($2::text = '' OR type = $2) AND ($3::text = '' OR scope = $3)
+	AND ($4::text = '' OR key = $4) AND ($5::text = '' OR ordering_key = $5) AND ($6::uuid IS NULL OR message_id = $6)
+	AND ($7::text = '' OR correlation_id = $7) ORDER BY id DESC LIMIT $9)
+UNION ALL
+	(SELECT * FROM (SELECT id, message_id, topic, coalesce(nullif(m.type, ''), m.topic) AS type, scope, key, step, n, CASE left(m.ordering_key, 1) WHEN '' THEN m.scope || E'\x1f' || m.key
+		WHEN E'\x1f' THEN m.scope || E'\x1f' || m.key || m.ordering_key
+		WHEN E'\x1e' THEN substr(m.ordering_key, 2) ELSE m.ordering_key END AS ordering_key,
+		coalesce(nullif(m.correlation_id, ''), nullif(m.causation_id, ''), m.message_id::text) AS correlation_id, causation_id, payload, created_at, xid FROM {schema}.outbox_2 m) d
+	WHERE id < $8::bigint AND ($1::text = '' OR topic = $1) AND ($2::text = '' OR type = $2) AND ($3::text = '' OR scope = $3)
+	AND ($4::text = '' OR key = $4) AND ($5::text = '' OR ordering_key = $5) AND ($6::uuid IS NULL OR message_id = $6)
+	AND ($7::text = '' OR correlation_id = $7) ORDER BY id DESC LIMIT $9)
+UNION ALL
+	(SELECT * FROM (SELECT id, message_id, topic, coalesce(nullif(m.type, ''), m.topic) AS type, scope, key, step, n, CASE left(m.ordering_key, 1) WHEN '' THEN m.scope || E'\x1f' || m.key
+		WHEN E'\x1f' THEN m.scope || E'\x1f' || m.key || m.ordering_key
+		WHEN E'\x1e' THEN substr(m.ordering_key, 2) ELSE m.ordering_key END AS ordering_key,
+		coalesce(nullif(m.correlation_id, ''), nullif(m.causation_id, ''), m.message_id::text) AS correlation_id, causation_id, payload, created_at, xid FROM {schema}.outbox_other m) d
+	WHERE id < $8::bigint AND ($1::text = '' OR topic = $1) AND ($2::text = '' OR type = $2) AND ($3::text = '' OR scope = $3)
+	AND ($4::text = '' OR key = $4) AND ($5::text = '' OR ordering_key = $5) AND ($6::uuid IS NULL OR message_id = $6)
+	AND ($7::text = '' OR correlation_id = $7) ORDER BY id DESC LIMIT $9)) d ORDER BY id DESC LIMIT $9),
+p AS (
+	SELECT d.id, d.message_id, d.topic, d.type, d.scope, d.key, d.step, d.n, d.ordering_key, d.correlation_id, d.causation_id,
+		octet_length(d.payload) AS size, d.created_at, coalesce(w.state, d.logged) AS place,
+		CASE WHEN w.state <> 'dead' AND isfinite(w.due_at) THEN w.due_at END AS due_at,
+		coalesce(w.attempts, 0) AS attempts, coalesce(w.reason, '') AS reason, w.refused_at
+	FROM page d LEFT JOIN {schema}.outbox_held w ON w.id = d.id)
+SELECT '', p.id, p.message_id::text, CASE WHEN p.place = 'stored' AND h.id IS NOT NULL THEN 'waiting' ELSE p.place END,
+	p.topic, p.type, p.scope, p.key, p.step, p.n, p.ordering_key, p.correlation_id, p.causation_id,
+	p.size, p.created_at, p.due_at, p.attempts, p.reason, p.refused_at,
+	coalesce(h.id, 0), h.topic, h.scope, h.key, h.step, h.n, coalesce(h.attempts, 0), h.reason, h.due_at
+FROM p LEFT JOIN LATERAL (
+	SELECT id, topic, scope, key, step, n, attempts, reason, CASE WHEN isfinite(due_at) THEN due_at END AS due_at
+	FROM (
+		SELECT * FROM {schema}.outbox_held f
+		WHERE p.place IN ('stored', 'waiting') AND f.state IN ('refused', 'waiting') AND f.ordering_key = p.ordering_key
+		ORDER BY f.id LIMIT 1) first
+	WHERE first.id <> p.id) h ON true ORDER BY p.id DESC
+---- readerQueries.listMessageActivity
+
+SELECT id, at, who, db_user, verb, why, what::text, cardinality(ids), ids[1:5], '', '', '', ''
+FROM {schema}.operator_journal WHERE ($1::text = '' OR who = $1) AND ($2::text = '' OR verb = $2)
+	AND ($3::timestamptz IS NULL OR at >= $3) AND ($4::timestamptz IS NULL OR at < $4)
+	AND ($5::timestamptz IS NULL OR at < $5 OR at = $5 AND id < $6::bigint) ORDER BY at DESC, id DESC LIMIT $7
+---- readerQueries.listPlans
+
+SELECT DISTINCT ON (name) name, version, plan FROM {schema}.saga_definition ORDER BY name, version DESC LIMIT $1
+---- readerQueries.listReceived
+
+SELECT topic, coalesce(step, ''), kind = 'compensation', count(*), max(last_at)
+FROM (SELECT topic, step, kind, last_at FROM {schema}.parked ORDER BY id DESC LIMIT $1) newest
+GROUP BY 1, 2, 3 ORDER BY 1, 2, 3 LIMIT $2
+---- readerQueries.listSagaActivity
+
+SELECT id, at, who, '', verb, why, '', 0, '{}'::bigint[], scope, key, path, step
+FROM {schema}.saga_journal WHERE ($1::text = '' OR who = $1) AND ($2::text = '' OR verb = $2)
+	AND ($3::timestamptz IS NULL OR at >= $3) AND ($4::timestamptz IS NULL OR at < $4)
+	AND ($5::timestamptz IS NULL OR at < $5 OR at = $5 AND id < $6::bigint) ORDER BY at DESC, id DESC LIMIT $7
+---- readerQueries.listSent
+
+SELECT topic, coalesce(nullif(m.type, ''), m.topic), count(*), max(created_at)
+FROM (SELECT id, topic, type, created_at FROM (
+	SELECT id, topic, type, created_at FROM {schema}.outbox_0
+UNION ALL
+	SELECT id, topic, type, created_at FROM {schema}.outbox_1
+UNION ALL
+	SELECT id, topic, type, created_at FROM {schema}.outbox_2
+UNION ALL
+	SELECT id, topic, type, created_at FROM {schema}.outbox_other) d ORDER BY id DESC LIMIT $1) m
+GROUP BY 1, 2 ORDER BY 1, 2 LIMIT $2
+---- readerQueries.listStored
+
+WITH relay AS MATERIALIZED (
+	SELECT epoch, CASE WHEN lease_until > clock_timestamp() THEN holder ELSE '' END AS holder, clock_timestamp() AS now,
+		system_identifier <> (SELECT system_identifier::text FROM pg_control_system()) AS restored
+	FROM {schema}.outbox_relay),
+mark AS MATERIALIZED (
+	SELECT from_snapshot, to_snapshot, last_id FROM (
+		SELECT epoch, seq, from_snapshot, to_snapshot, last_id FROM {schema}.outbox_cursor_0
+		UNION ALL
+		SELECT epoch, seq, from_snapshot, to_snapshot, last_id FROM {schema}.outbox_cursor_1) c
+	ORDER BY epoch DESC, seq DESC LIMIT 1),
+reach AS MATERIALIZED (
+	SELECT from_snapshot::pg_snapshot AS past, to_snapshot::pg_snapshot AS next, last_id
+	FROM mark, relay
+	WHERE NOT restored
+		AND pg_snapshot_xmax(coalesce(to_snapshot, from_snapshot)::pg_snapshot) <= pg_snapshot_xmax(pg_current_snapshot())),
+page AS MATERIALIZED (
+	SELECT * FROM (
+	(SELECT * FROM (SELECT id, message_id, topic, coalesce(nullif(m.type, ''), m.topic) AS type, scope, key, step, n, CASE left(m.ordering_key, 1) WHEN '' THEN m.scope || E'\x1f' || m.key
+		WHEN E'\x1f' THEN m.scope || E'\x1f' || m.key || m.ordering_key
+		WHEN E'\x1e' THEN substr(m.ordering_key, 2) ELSE m.ordering_key END AS ordering_key,
+		coalesce(nullif(m.correlation_id, ''), nullif(m.causation_id, ''), m.message_id::text) AS correlation_id, causation_id, payload, created_at, xid FROM {schema}.outbox_0 m) d
+	WHERE xid >= coalesce((SELECT pg_snapshot_xmin(past) FROM reach), '0'::xid8) AND (xid, id) > ($8::text::xid8, $9::bigint)
+		AND ($1::text = '' OR topic = $1) AND ($2::text = '' OR type = $2) AND ($3::text = '' OR scope = $3)
+	AND ($4::text = '' OR key = $4) AND ($5::text = '' OR ordering_key = $5) AND ($6::uuid IS NULL OR message_id = $6)
+	AND ($7::text = '' OR correlation_id = $7) AND NOT coalesce((SELECT pg_visible_in_snapshot(d.xid, past) OR pg_visible_in_snapshot(d.xid, next) AND d.id <= last_id FROM reach), false) ORDER BY xid, id LIMIT $10)
+UNION ALL
+	(SELECT * FROM (SELECT id, message_id, topic, coalesce(nullif(m.type, ''), m.topic) AS type, scope, key, step, n, CASE left(m.ordering_key, 1) WHEN '' THEN m.scope || E'\x1f' || m.key
+		WHEN E'\x1f' THEN m.scope || E'\x1f' || m.key || m.ordering_key
+		WHEN E'\x1e' THEN substr(m.ordering_key, 2) ELSE m.ordering_key END AS ordering_key,
+		coalesce(nullif(m.correlation_id, ''), nullif(m.causation_id, ''), m.message_id::text) AS correlation_id, causation_id, payload, created_at, xid FROM {schema}.outbox_1 m) d
+	WHERE xid >= coalesce((SELECT pg_snapshot_xmin(past) FROM reach), '0'::xid8) AND (xid, id) > ($8::text::xid8, $9::bigint)
+		AND ($1::text = '' OR topic = $1) AND ($2::text = '' OR type = $2) AND ($3::text = '' OR scope = $3)
+	AND ($4::text = '' OR key = $4) AND ($5::text = '' OR ordering_key = $5) AND ($6::uuid IS NULL OR message_id = $6)
+	AND ($7::text = '' OR correlation_id = $7) AND NOT coalesce((SELECT pg_visible_in_snapshot(d.xid, past) OR pg_visible_in_snapshot(d.xid, next) AND d.id <= last_id FROM reach), false) ORDER BY xid, id LIMIT $10)
+UNION ALL
+	(SELECT * FROM (SELECT id, message_id, topic, coalesce(nullif(m.type, ''), m.topic) AS type, scope, key, step, n, CASE left(m.ordering_key, 1) WHEN '' THEN m.scope || E'\x1f' || m.key
+		WHEN E'\x1f' THEN m.scope || E'\x1f' || m.key || m.ordering_key
+		WHEN E'\x1e' THEN substr(m.ordering_key, 2) ELSE m.ordering_key END AS ordering_key,
+		coalesce(nullif(m.correlation_id, ''), nullif(m.causation_id, ''), m.message_id::text) AS correlation_id, causation_id, payload, created_at, xid FROM {schema}.outbox_2 m) d
+	WHERE xid >= coalesce((SELECT pg_snapshot_xmin(past) FROM reach), '0'::xid8) AND (xid, id) > ($8::text::xid8, $9::bigint)
+		AND ($1::text = '' OR topic = $1) AND ($2::text = '' OR type = $2) AND ($3::text = '' OR scope = $3)
+	AND ($4::text = '' OR key = $4) AND ($5::text = '' OR ordering_key = $5) AND ($6::uuid IS NULL OR message_id = $6)
+	AND ($7::text = '' OR correlation_id = $7) AND NOT coalesce((SELECT pg_visible_in_snapshot(d.xid, past) OR pg_visible_in_snapshot(d.xid, next) AND d.id <= last_id FROM reach), false) ORDER BY xid, id LIMIT $10)
+UNION ALL
+	(SELECT * FROM (SELECT id, message_id, topic, coalesce(nullif(m.type, ''), m.topic) AS type, scope, key, step, n, CASE left(m.ordering_key, 1) WHEN '' THEN m.scope || E'\x1f' || m.key
+		WHEN E'\x1f' THEN m.scope || E'\x1f' || m.key || m.ordering_key
+		WHEN E'\x1e' THEN substr(m.ordering_key, 2) ELSE m.ordering_key END AS ordering_key,
+		coalesce(nullif(m.correlation_id, ''), nullif(m.causation_id, ''), m.message_id::text) AS correlation_id, causation_id, payload, created_at, xid FROM {schema}.outbox_other m) d
+	WHERE xid >= coalesce((SELECT pg_snapshot_xmin(past) FROM reach), '0'::xid8) AND (xid, id) > ($8::text::xid8, $9::bigint)
+		AND ($1::text = '' OR topic = $1) AND ($2::text = '' OR type = $2) AND ($3::text = '' OR scope = $3)
+	AND ($4::text = '' OR key = $4) AND ($5::text = '' OR ordering_key = $5) AND ($6::uuid IS NULL OR message_id = $6)
+	AND ($7::text = '' OR correlation_id = $7) AND NOT coalesce((SELECT pg_visible_in_snapshot(d.xid, past) OR pg_visible_in_snapshot(d.xid, next) AND d.id <= last_id FROM reach), false) ORDER BY xid, id LIMIT $10)) d ORDER BY xid, id LIMIT $10),
+p AS (
+	SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id, octet_length(payload) AS size, created_at, 'stored' AS place, NULL::timestamptz AS due_at, 0 AS attempts,
+		'' AS reason, NULL::timestamptz AS refused_at, xid FROM page)
+SELECT p.xid::text, p.id, p.message_id::text, CASE WHEN p.place = 'stored' AND h.id IS NOT NULL THEN 'waiting' ELSE p.place END,
+	p.topic, p.type, p.scope, p.key, p.step, p.n, p.ordering_key, p.correlation_id, p.causation_id,
+	p.size, p.created_at, p.due_at, p.attempts, p.reason, p.refused_at,
+	coalesce(h.id, 0), h.topic, h.scope, h.key, h.step, h.n, coalesce(h.attempts, 0), h.reason, h.due_at
+FROM p LEFT JOIN LATERAL (
+	SELECT id, topic, scope, key, step, n, attempts, reason, CASE WHEN isfinite(due_at) THEN due_at END AS due_at
+	FROM (
+		SELECT * FROM {schema}.outbox_held f
+		WHERE p.place IN ('stored', 'waiting') AND f.state IN ('refused', 'waiting') AND f.ordering_key = p.ordering_key
+		ORDER BY f.id LIMIT 1) first
+	WHERE first.id <> p.id) h ON true ORDER BY p.xid, p.id
+---- readerQueries.listWaitingKeys
+
+SELECT k.ordering_key, k.messages, k.oldest, f.state, f.id, f.topic, f.scope, f.key, f.step, f.n, f.attempts, f.reason,
+	CASE WHEN isfinite(f.due_at) THEN f.due_at END
+FROM (
+	SELECT ordering_key, count(*) AS messages, min(created_at) AS oldest FROM {schema}.outbox_held
+	WHERE state IN ('refused', 'waiting') AND ordering_key > $1
+	GROUP BY ordering_key ORDER BY ordering_key LIMIT $2) k
+CROSS JOIN LATERAL (
+	SELECT state, id, topic, scope, key, step, n, attempts, reason, due_at FROM {schema}.outbox_held
+	WHERE state IN ('refused', 'waiting') AND ordering_key = k.ordering_key ORDER BY id LIMIT 1) f
+ORDER BY k.ordering_key
+---- readerQueries.readFlow
+
+WITH relay AS MATERIALIZED (
+	SELECT epoch, CASE WHEN lease_until > clock_timestamp() THEN holder ELSE '' END AS holder, clock_timestamp() AS now,
+		system_identifier <> (SELECT system_identifier::text FROM pg_control_system()) AS restored
+	FROM {schema}.outbox_relay),
+mark AS MATERIALIZED (
+	SELECT from_snapshot, to_snapshot, last_id FROM (
+		SELECT epoch, seq, from_snapshot, to_snapshot, last_id FROM {schema}.outbox_cursor_0
+		UNION ALL
+		SELECT epoch, seq, from_snapshot, to_snapshot, last_id FROM {schema}.outbox_cursor_1) c
+	ORDER BY epoch DESC, seq DESC LIMIT 1),
+reach AS MATERIALIZED (
+	SELECT from_snapshot::pg_snapshot AS past, to_snapshot::pg_snapshot AS next, last_id
+	FROM mark, relay
+	WHERE NOT restored
+		AND pg_snapshot_xmax(coalesce(to_snapshot, from_snapshot)::pg_snapshot) <= pg_snapshot_xmax(pg_current_snapshot())),
+newest AS MATERIALIZED (SELECT id, created_at, xid FROM (
+	SELECT id, created_at, xid FROM {schema}.outbox_0
+UNION ALL
+	SELECT id, created_at, xid FROM {schema}.outbox_1
+UNION ALL
+	SELECT id, created_at, xid FROM {schema}.outbox_2
+UNION ALL
+	SELECT id, created_at, xid FROM {schema}.outbox_other) d ORDER BY id DESC LIMIT $1)
+SELECT count(*) FILTER (WHERE created_at > now - interval '1 minute'),
+	count(*) FILTER (WHERE created_at > now - interval '1 minute' AND coalesce((SELECT pg_visible_in_snapshot(d.xid, past) OR pg_visible_in_snapshot(d.xid, next) AND d.id <= last_id FROM reach), false)), count(*) FILTER (WHERE created_at <= now - interval '1 minute') = 0, count(*)
+FROM newest d, (SELECT clock_timestamp() AS now) moment
+---- readerQueries.readMessage
+
+WITH relay AS MATERIALIZED (
+	SELECT epoch, CASE WHEN lease_until > clock_timestamp() THEN holder ELSE '' END AS holder, clock_timestamp() AS now,
+		system_identifier <> (SELECT system_identifier::text FROM pg_control_system()) AS restored
+	FROM {schema}.outbox_relay),
+mark AS MATERIALIZED (
+	SELECT from_snapshot, to_snapshot, last_id FROM (
+		SELECT epoch, seq, from_snapshot, to_snapshot, last_id FROM {schema}.outbox_cursor_0
+		UNION ALL
+		SELECT epoch, seq, from_snapshot, to_snapshot, last_id FROM {schema}.outbox_cursor_1) c
+	ORDER BY epoch DESC, seq DESC LIMIT 1),
+reach AS MATERIALIZED (
+	SELECT from_snapshot::pg_snapshot AS past, to_snapshot::pg_snapshot AS next, last_id
+	FROM mark, relay
+	WHERE NOT restored
+		AND pg_snapshot_xmax(coalesce(to_snapshot, from_snapshot)::pg_snapshot) <= pg_snapshot_xmax(pg_current_snapshot())),
+p AS MATERIALIZED (
+	SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id, octet_length(payload) AS size, created_at, state AS place,
+		CASE WHEN state <> 'dead' AND isfinite(due_at) THEN due_at END AS due_at, attempts, reason, refused_at,
+		content_type, headers, payload, 0 AS log
+	FROM {schema}.outbox_held WHERE id = $1
+	UNION ALL
+	SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id, octet_length(payload), created_at, CASE WHEN coalesce((SELECT pg_visible_in_snapshot(d.xid, past) OR pg_visible_in_snapshot(d.xid, next) AND d.id <= last_id FROM reach), false) THEN 'published' ELSE 'stored' END,
+		NULL, 0, '', NULL, content_type, headers, payload, 1
+	FROM (
+	SELECT id, message_id, topic, coalesce(nullif(m.type, ''), m.topic) AS type, scope, key, step, n, CASE left(m.ordering_key, 1) WHEN '' THEN m.scope || E'\x1f' || m.key
+		WHEN E'\x1f' THEN m.scope || E'\x1f' || m.key || m.ordering_key
+		WHEN E'\x1e' THEN substr(m.ordering_key, 2) ELSE m.ordering_key END AS ordering_key,
+		coalesce(nullif(m.correlation_id, ''), nullif(m.causation_id, ''), m.message_id::text) AS correlation_id, causation_id, coalesce(nullif(m.content_type, ''), 'application/json') AS content_type, headers, payload, created_at, xid FROM {schema}.outbox_0 m WHERE id = $1
+UNION ALL
+	SELECT id, message_id, topic, coalesce(nullif(m.type, ''), m.topic) AS type, scope, key, step, n, CASE left(m.ordering_key, 1) WHEN '' THEN m.scope || E'\x1f' || m.key
+		WHEN E'\x1f' THEN m.scope || E'\x1f' || m.key || m.ordering_key
+		WHEN E'\x1e' THEN substr(m.ordering_key, 2) ELSE m.ordering_key END AS ordering_key,
+		coalesce(nullif(m.correlation_id, ''), nullif(m.causation_id, ''), m.message_id::text) AS correlation_id, causation_id, coalesce(nullif(m.content_type, ''), 'application/json') AS content_type, headers, payload, created_at, xid FROM {schema}.outbox_1 m WHERE id = $1
+UNION ALL
+	SELECT id, message_id, topic, coalesce(nullif(m.type, ''), m.topic) AS type, scope, key, step, n, CASE left(m.ordering_key, 1) WHEN '' THEN m.scope || E'\x1f' || m.key
+		WHEN E'\x1f' THEN m.scope || E'\x1f' || m.key || m.ordering_key
+		WHEN E'\x1e' THEN substr(m.ordering_key, 2) ELSE m.ordering_key END AS ordering_key,
+		coalesce(nullif(m.correlation_id, ''), nullif(m.causation_id, ''), m.message_id::text) AS correlation_id, causation_id, coalesce(nullif(m.content_type, ''), 'application/json') AS content_type, headers, payload, created_at, xid FROM {schema}.outbox_2 m WHERE id = $1
+UNION ALL
+	SELECT id, message_id, topic, coalesce(nullif(m.type, ''), m.topic) AS type, scope, key, step, n, CASE left(m.ordering_key, 1) WHEN '' THEN m.scope || E'\x1f' || m.key
+		WHEN E'\x1f' THEN m.scope || E'\x1f' || m.key || m.ordering_key
+		WHEN E'\x1e' THEN substr(m.ordering_key, 2) ELSE m.ordering_key END AS ordering_key,
+		coalesce(nullif(m.correlation_id, ''), nullif(m.causation_id, ''), m.message_id::text) AS correlation_id, causation_id, coalesce(nullif(m.content_type, ''), 'application/json') AS content_type, headers, payload, created_at, xid FROM {schema}.outbox_other m WHERE id = $1) d
+	ORDER BY log LIMIT 1)
+SELECT '', p.id, p.message_id::text, CASE WHEN p.place = 'stored' AND h.id IS NOT NULL THEN 'waiting' ELSE p.place END,
+	p.topic, p.type, p.scope, p.key, p.step, p.n, p.ordering_key, p.correlation_id, p.causation_id,
+	p.size, p.created_at, p.due_at, p.attempts, p.reason, p.refused_at,
+	coalesce(h.id, 0), h.topic, h.scope, h.key, h.step, h.n, coalesce(h.attempts, 0), h.reason, h.due_at, p.content_type, p.headers, p.payload
+FROM p LEFT JOIN LATERAL (
+	SELECT id, topic, scope, key, step, n, attempts, reason, CASE WHEN isfinite(due_at) THEN due_at END AS due_at
+	FROM (
+		SELECT * FROM {schema}.outbox_held f
+		WHERE p.place IN ('stored', 'waiting') AND f.state IN ('refused', 'waiting') AND f.ordering_key = p.ordering_key
+		ORDER BY f.id LIMIT 1) first
+	WHERE first.id <> p.id) h ON true

@@ -1,17 +1,16 @@
-package why
+package operator
 
 import (
 	"testing"
 
-	"github.com/sagamill/sagamill/operator"
 	"github.com/sagamill/sagamill/saga"
 )
 
 func TestVerbsAreThoseThatAreNotRefused(t *testing.T) {
 	t.Parallel()
-	plan := &operator.Timeline{Steps: []operator.TimelineStep{
-		{Name: "both"}, {Number: 1, State: operator.StepStuck}, {Number: 2, State: operator.StepUndoStuck},
-		{Number: 3, State: operator.StepStuck, Pivot: true}, {Number: 4, State: operator.StepStuck},
+	plan := &Timeline{Steps: []TimelineStep{
+		{Name: "both"}, {Number: 1, State: StepStuck}, {Number: 2, State: StepUndoStuck},
+		{Number: 3, State: StepStuck, Pivot: true}, {Number: 4, State: StepStuck},
 	}}
 	for i, want := range []string{1: "retry, skip or reject", "retry or skip", "retry, skip or reject", "retry or skip"} {
 		if got := listVerbs(plan, &plan.Steps[i]); i > 0 && got != want {
@@ -24,7 +23,7 @@ func TestVerbsAreThoseThatAreNotRefused(t *testing.T) {
 func TestAVerbIsOneLineForAShell(t *testing.T) {
 	t.Parallel()
 	q := &inquiry{scope: "a c"}
-	got := q.formatVerb(&site{name: "trips", flags: " -schema trips"}, &operator.Timeline{Instance: operator.Instance{Address: saga.Address{Key: "-k", Path: "1.1"}}}, "retry", &operator.TimelineStep{Name: "s"})
+	got := q.formatVerb(&SagaPart{Source: Source{Name: "trips", Flags: " -schema trips"}}, &Timeline{Instance: Instance{Address: saga.Address{Key: "-k", Path: "1.1"}}}, "retry", &TimelineStep{Name: "s"})
 	if want := `sagamill saga retry -key=-k -schema trips -scope='a c' -path 1.1 -step s -why "…"`; got != want {
 		t.Errorf("verb = %s, want %s", got, want)
 	}

@@ -1,0 +1,121 @@
+package console
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/sagamill/sagamill/cmd/sagamill/internal/cli"
+	"github.com/sagamill/sagamill/console"
+)
+
+const (
+	// maxDescription is how long the description of a service may be, in bytes.
+	maxDescription = 8 << 20
+
+	describeTimeout = 3 * time.Second
+)
+
+// serviceFlags say where services describe themselves, and where the broker's management API is.
+type serviceFlags struct {
+	described  []string // files, or URLs of HTTP
+	management string
+}
+
+func addServiceFlags(c *cli.Call) *serviceFlags {
+	f := &serviceFlags{}
+	c.Flags.Func("topology", "URL at which a service serves its /topology, or a file with that; may be repeated", func(name string) error {
+		if name == "" {
+			return errors.New("it is empty")
+		}
+		f.described = append(f.described, name)
+		return nil
+	})
+	c.Flags.StringVar(&f.management, "management", os.Getenv("RABBITMQ_MANAGEMENT_URL"),
+		"URL of RabbitMQ's management API with user and password, and the virtual host as its path, such as http://user:password@localhost:15672/shop; default: RABBITMQ_MANAGEMENT_URL")
+	return f
+}
+
+// parseManagement returns the management API of the command line; nil: none. Its error does not quote the URL, which
+// has a password.
+func (f *serviceFlags) parseManagement() (*console.Management, error) {
+	if f.management == "" {
+		return nil, nil
+	}
+	u, err := url.Parse(f.management)
+	if err != nil || u.Host == "" {
+		return nil, errors.New("-management, or RABBITMQ_MANAGEMENT_URL without it, is not a URL such as http://user:password@localhost:15672/shop")
+	}
+	m := &console.Management{VHost: strings.TrimPrefix(u.Path, "/"), User: u.User.Username()}
+	m.Password, _ = u.User.Password()
+	m.URL = (&url.URL{Scheme: u.Scheme, Host: u.Host}).String()
+	return m, nil
+}
+
+// topology returns a function that reads all descriptions anew; nil: the command line names none.
+func (f *serviceFlags) topology() func(context.Context) ([]byte, error) {
+	if len(f.described) == 0 {
+		return nil
+	}
+	return func(ctx context.Context) ([]byte, error) {
+		var all bytes.Buffer
+		for _, name := range f.described {
+			text, err := readDescription(ctx, name)
+			if err != nil {
+				return nil, fmt.Errorf("-topology %s: %w", hidePassword(name), err)
+			}
+			all.Write(text)
+			all.WriteByte('\n')
+		}
+		return all.Bytes(), nil
+	}
+}
+
+// hidePassword returns the name of a file or a URL for a log.
+func hidePassword(name string) string {
+	if u, err := url.Parse(name); err == nil && u.User != nil {
+		return u.Redacted()
+	}
+	return name
+}
+
+func readDescription(ctx context.Context, name string) ([]byte, error) {
+	if !strings.HasPrefix(name, "http://") && !strings.HasPrefix(name, "https://") {
+		file, err := os.Open(name)
+		if err != nil {
+			return nil, err
+		}
+		defer file.Close()
+		return readLimited(file)
+	}
+	ctx, cancel := context.WithTimeout(ctx, describeTimeout)
+	defer cancel()
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, name, nil)
+	if err != nil {
+		return nil, err
+	}
+	response, err := http.DefaultClient.Do(request)
+	if err != nil {
+		return nil, err
+	}
+	defer response.Body.Close()
+	if response.StatusCode != http.StatusOK {
+		return nil, fmt.Errorf("the service answers with status %d", response.StatusCode)
+	}
+	return readLimited(response.Body)
+}
+
+func readLimited(from io.Reader) ([]byte, error) {
+	text, err := io.ReadAll(io.LimitReader(from, maxDescription+1))
+	if err == nil && len(text) > maxDescription {
+		err = fmt.Errorf("it is longer than %d bytes", maxDescription)
+	}
+	return text, err
+}

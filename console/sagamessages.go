@@ -1,0 +1,179 @@
+package console
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/url"
+	"slices"
+	"time"
+	"unicode/utf8"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/sagamill/sagamill/operator"
+)
+
+const (
+	// maxContents is how many messages and how many letters of a saga a page shows with their content: the last ones.
+	maxContents = 40
+
+	// maxRead is how many bytes a payload may have that is read as a whole: Options.Redact gets nothing that is cut off.
+	maxRead = 1 << 20
+)
+
+// A messageView is a message of an outbox with its content.
+type messageView struct {
+	operator.OutboxMessage
+	Where       string
+	ContentType string
+	Headers     *contentView
+	Payload     *contentView
+	TraceURL    string
+}
+
+// Bytes returns the size of the payload.
+func (m *messageView) Bytes() int64 { return int64(m.Size) }
+
+// A letterView is a message that a step could not handle, with the error and the stack of its last attempt.
+type letterView struct {
+	operator.DeadLetter
+	Where    string
+	Text     string // the error
+	Trace    string // the stack
+	Headers  *contentView
+	Payload  *contentView
+	TraceURL string
+	Link     string // the query of its page
+}
+
+// addContents reads what the last messages and letters of a saga carry.
+func (c *Console) addContents(ctx context.Context, v *sagaView, s *sagaReading) error {
+	for _, part := range s.Parts {
+		for i := range part.Outbox.Messages {
+			v.Messages = append(v.Messages, messageView{OutboxMessage: part.Outbox.Messages[i], Where: part.Name})
+		}
+		for i := range part.Inbox.Letters {
+			v.Letters = append(v.Letters, letterView{DeadLetter: part.Inbox.Letters[i], Where: part.Name})
+		}
+	}
+	slices.SortStableFunc(v.Messages, func(a, b messageView) int { return a.CreatedAt.Compare(b.CreatedAt) })
+	slices.SortStableFunc(v.Letters, func(a, b letterView) int { return a.LastAt.Compare(b.LastAt) })
+	left := max(0, len(v.Messages)-maxContents) + max(0, len(v.Letters)-maxContents)
+	v.LeftOut = left
+	v.Messages, v.Letters = v.Messages[max(0, len(v.Messages)-maxContents):], v.Letters[max(0, len(v.Letters)-maxContents):]
+	for _, part := range s.Parts {
+		if err := c.readMessages(ctx, s.places[part.Name], v.Messages); err != nil {
+			return err
+		}
+	}
+	for i := range v.Letters {
+		if err := c.readLetter(ctx, s.places[v.Letters[i].Where], &v.Letters[i]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// readMessages reads the content of those messages that a place has.
+func (c *Console) readMessages(ctx context.Context, p *place, messages []messageView) error {
+	byID := map[int64]*messageView{}
+	var ids []int64
+	for i := range messages {
+		if m := &messages[i]; p != nil && m.Where == p.Label {
+			byID[m.ID] = m
+			ids = append(ids, m.ID)
+		}
+	}
+	if len(ids) == 0 {
+		return nil
+	}
+	l, err := operator.NewLocator(&operator.Options{Schema: p.Schema})
+	if err != nil {
+		return err
+	}
+	var contents []operator.MessageContent
+	limited := fmt.Sprintf("BEGIN READ ONLY; SET LOCAL statement_timeout = %d", max(1, c.opts.ReadTimeout.Milliseconds()))
+	err = pgx.BeginTxFunc(ctx, p.pool, pgx.TxOptions{BeginQuery: limited}, func(tx pgx.Tx) error {
+		contents, err = l.Contents(ctx, tx, ids, maxRead)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	for _, content := range contents {
+		c.fillMessage(byID[content.ID], &content)
+	}
+	for _, m := range byID {
+		if m.Payload == nil {
+			m.Payload = &contentView{Note: "The relay has removed the message since this page was read."}
+		}
+	}
+	return nil
+}
+
+func (c *Console) fillMessage(m *messageView, content *operator.MessageContent) {
+	m.ContentType = content.ContentType
+	m.Payload = c.newPayload(m.Topic, content.Payload, m.Size)
+	m.Headers = c.newHeaders(m.Topic, content.Headers)
+	m.TraceURL = c.traceURL(content.Headers["traceparent"])
+}
+
+// newPayload returns what a page shows of a payload. data is nil if it is too large to be read.
+func (c *Console) newPayload(topic string, data []byte, size int) *contentView {
+	if data == nil && size > 0 || len(data) > maxRead {
+		return &contentView{Note: fmt.Sprintf("The payload of %s is larger than %s, and is not shown.", formatBytes(int64(size)), formatBytes(maxRead))}
+	}
+	v := c.newContent(Content{Kind: "payload", Name: topic, Data: data}, size)
+	if !utf8.Valid(data) {
+		v.Note = fmt.Sprintf("The payload is not text. %s", v.Note)
+	}
+	return v
+}
+
+// newHeaders returns what a page shows of headers, as JSON with sorted names. nil: there are none.
+func (c *Console) newHeaders(topic string, headers map[string]string) *contentView {
+	if len(headers) == 0 {
+		return nil
+	}
+	data, err := json.Marshal(headers)
+	if err != nil {
+		return &contentView{Note: "The headers are not text."}
+	}
+	return c.newContent(Content{Kind: "headers", Name: topic, Data: data}, len(data))
+}
+
+// readLetter reads payload and stack of a letter. One that is gone keeps its error.
+func (c *Console) readLetter(ctx context.Context, p *place, l *letterView) error {
+	if p == nil {
+		return nil
+	}
+	letters, err := operator.NewDeadLetters(p.pool, operator.Inbox, &operator.Options{Schema: p.Schema, ReadTimeout: p.timeout})
+	if err != nil {
+		return err
+	}
+	found, err := letters.Get(ctx, l.ID)
+	switch {
+	case errors.Is(err, operator.ErrNoDeadLetter):
+		found = l.DeadLetter
+	case err != nil:
+		return err
+	}
+	l.DeadLetter = found
+	l.Text, l.Trace = visibleLines(clipText(found.Error, maxErrorText)), visibleLines(clipText(found.Stack, 4*maxErrorText))
+	l.Payload, l.Headers = c.newPayload(found.Topic, found.Payload, found.Size), c.newHeaders(found.Topic, found.Headers)
+	l.TraceURL = c.traceURL(found.Headers["traceparent"])
+	if l.State == operator.StateDead {
+		l.Link = "?" + url.Values{"database": {p.Database}, "schema": {p.Schema}, "side": {"inbox"}, "scope": {l.Scope}, "key": {l.Key}}.Encode()
+	}
+	return nil
+}
+
+// Waits reports when the message is tried again, zero: not by itself.
+func (l *letterView) Waits() time.Time {
+	if l.State == operator.StateDead {
+		return time.Time{}
+	}
+	return l.DueAt
+}

@@ -1,0 +1,96 @@
+package operator
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+
+	"github.com/sagamill/sagamill/internal/sqlschema"
+)
+
+// A MatchKind says what a [Match] has found.
+type MatchKind string
+
+// The kinds.
+const (
+	MatchInstance MatchKind = "saga"
+	MatchStep     MatchKind = "step" // a row of the inbox
+	MatchMessage  MatchKind = "message"
+	MatchParked   MatchKind = "parked message"
+	MatchRequest  MatchKind = "idempotency key"
+)
+
+// A Match is something that a text names.
+type Match struct {
+	Kind             MatchKind
+	Scope, Key, Path string // of the saga that it is part of; empty: a parked message that could not be read
+	Name             string // of the saga or the step, or the type of the message
+	ID               int64  // of a message of the outbox or a parked message
+	UUID             string // of a saga or a message
+}
+
+// A Search is what [Reader.Search] has found.
+type Search struct {
+	Matches []Match
+	Skipped []SkippedSearch // where it has not looked
+}
+
+// A SkippedSearch is a kind that was not looked for.
+type SkippedSearch struct {
+	Kind MatchKind
+	Err  error // why: of the server, often a missing grant or a time limit
+}
+
+// maxMatches is how many of each kind a search returns.
+const maxMatches = 50
+
+// Search finds what text names: an idempotency key, the id of an instance or of a message, or a correlation id. Nothing
+// is not an error. It takes no lock. Ids have no index: a search reads the log, the held messages and the instances once,
+// 0.2 s for each million in memory. What cannot be read is in Skipped, and does not hide the others.
+func (r *Reader) Search(ctx context.Context, text string) (found Search, err error) {
+	if text == "" {
+		return found, fmt.Errorf("operator: search: %w: a text is needed", ErrInvalid)
+	}
+	var id *uuid.UUID
+	if parsed, err := uuid.Parse(text); err == nil {
+		id = &parsed
+	}
+	look := func(kind MatchKind, statement string, scan func(pgx.CollectableRow, *Match) error, args ...any) {
+		err := r.read(ctx, func(tx pgx.Tx) error {
+			rows, _ := tx.Query(ctx, statement, append([]any{plannedAnew}, args...)...)
+			matches, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (m Match, err error) {
+				m.Kind = kind
+				return m, scan(row, &m)
+			})
+			found.Matches = append(found.Matches, matches...)
+			return err
+		})
+		if err != nil && !sqlschema.Missing(err) {
+			found.Skipped = append(found.Skipped, SkippedSearch{kind, err})
+		}
+	}
+	look(MatchInstance, r.sql.findInstances, func(row pgx.CollectableRow, m *Match) error {
+		var status string
+		return row.Scan(&m.Scope, &m.Key, &m.Path, &m.Name, &m.UUID, &status)
+	}, id, text, maxMatches)
+	look(MatchMessage, r.sql.findMessages, func(row pgx.CollectableRow, m *Match) error {
+		return row.Scan(&m.Scope, &m.Key, &m.Name, &m.ID, &m.UUID)
+	}, id, text, maxMatches)
+	look(MatchStep, r.sql.findSteps, func(row pgx.CollectableRow, m *Match) error {
+		var s StepRow
+		err := row.Scan(&m.Scope, &m.Key, &m.Name, &s.N, &s.State, &s.Attempts, &s.UndoAttempts, &s.CreatedAt, &s.UpdatedAt)
+		return err
+	}, "", text, maxMatches)
+	look(MatchParked, r.sql.findParked, func(row pgx.CollectableRow, m *Match) error {
+		return row.Scan(&m.Scope, &m.Key, &m.Name, &m.ID)
+	}, text, maxMatches)
+	look(MatchRequest, r.sql.findRequests, func(row pgx.CollectableRow, m *Match) error {
+		var q RequestRecord
+		var size *int64
+		var completed any
+		return row.Scan(&m.Name, &m.Scope, &m.Key, &q.State, &q.Attempt, &q.LeaseUntil, &q.Status, &size, &q.CreatedAt, &completed, &q.ExpiresAt, &q.At)
+	}, "", "", text, maxMatches)
+	return found, ctx.Err()
+}
