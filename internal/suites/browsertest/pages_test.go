@@ -238,6 +238,7 @@ func TestTheConsoleWorksWithoutJavaScript(t *testing.T) {
 	t.Parallel()
 	w := newCrowdedTown(t)
 	tell(w.browser, emulation.SetScriptExecutionDisabled, emulation.SetScriptExecutionDisabledParams{Value: true})
+	w.noScript = true
 	w.open("")
 	w.press("Sagas")
 	w.fill("State", "stuck")
