@@ -16,7 +16,8 @@ import (
 
 // A changeKind is one kind of change. All changes go the same way: preview, confirm, apply, progress. See doc.go.
 type changeKind struct {
-	name string // change/NAME is its page
+	name    string // change/NAME is its page
+	maxForm int64  // bytes of the form that confirms it; 0: maxForm
 
 	// parse reads the parameters of a request. The change of the same parameters is built again for its confirmation. An
 	// error is a [pageError].
@@ -59,6 +60,8 @@ type preview struct {
 	Count   int            // objects that it would change
 	Refused map[string]int // those that it would leave alone, by reason
 	Samples []sample       // the first of those that it would change
+	Effects map[string]int // what happens to those that it would change, in words; nil: the same to all
+	Diffs   []contentDiff  // what it replaces
 }
 
 // A sample is an object that a change would change.
@@ -96,13 +99,13 @@ func (t *tally) add(other tally) {
 }
 
 // changeKinds lists all kinds.
-func (c *Console) changeKinds() []*changeKind { return []*changeKind{c.decideKind()} }
+func (c *Console) changeKinds() []*changeKind { return append(c.letterKinds(), c.decideKind()) }
 
 // previewPages returns the page of each kind: a GET previews the change, a POST applies it.
 func (c *Console) previewPages() (all []*page) {
 	for _, kind := range c.changeKinds() {
 		all = append(all, &page{
-			path: "change/" + kind.name, title: "Preview", template: "change.html",
+			path: "change/" + kind.name, title: "Preview", template: "change.html", maxForm: kind.maxForm,
 			show: func(ctx context.Context, r *request) (any, error) { return c.previewChange(ctx, r, kind) },
 			post: func(ctx context.Context, w http.ResponseWriter, r *request) error {
 				return c.confirmChange(ctx, w, r, kind)
@@ -118,6 +121,7 @@ type previewView struct {
 	Action             string // the path of the form
 	Preview            preview
 	Refusals           []reasonCount
+	Effects            []reasonCount
 	Token              string // "": this person cannot confirm it, and Denied says why
 	Denied             string
 	Typed              bool // the count has to be typed
@@ -156,7 +160,7 @@ func (c *Console) previewChange(ctx context.Context, r *request, kind *changeKin
 		return nil, err
 	}
 	p.Count = seen.Count
-	v := &previewView{Title: change.title(), Consequence: change.consequence(), Action: r.page.path, Preview: seen, Refusals: sortReasons(seen.Refused),
+	v := &previewView{Title: change.title(), Consequence: change.consequence(), Action: "change/" + kind.name, Preview: seen, Refusals: sortReasons(seen.Refused), Effects: sortReasons(seen.Effects),
 		Typed: seen.Count >= typedCount, Rate: defaultRate, Expires: time.Unix(p.Expires, 0)}
 	switch {
 	case r.role < change.role():

@@ -35,7 +35,7 @@ type Role int
 const (
 	RoleViewer   Role = iota // looks
 	RoleOperator             // also pauses, resumes, retries, redrives and cancels
-	RoleAdmin                // also overrides results and discards
+	RoleAdmin                // also overrides results, discards, and edits dead letters
 )
 
 // String returns the name of the role.
@@ -114,6 +114,7 @@ type Console struct {
 	processes memo[[]operator.Process]
 	counts    memo[int]
 	schemas   memo[[]string]
+	groups    memo[operator.LetterGroups]
 
 	flows       memo[operator.Flow]
 	waitingKeys memo[[]operator.WaitingKey]

@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"net/http"
 	"net/url"
 	"slices"
 	"strings"
@@ -163,7 +162,7 @@ func (d *decideChange) apply(ctx context.Context, o *applyOptions, progress func
 	for _, at := range d.chosen {
 		filter := d.filter
 		if filter.UnchangedSince, err = o.momentOf(at); err != nil {
-			return total, &pageError{Status: http.StatusConflict, What: "A schema was added after the preview.", Advice: "Look at the preview again."}
+			return total, errLateSchema
 		}
 		n, err := at.instances(o.Actor, o.Why)
 		if err != nil {

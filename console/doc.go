@@ -26,6 +26,9 @@
 //
 // outbox.go, topology.go with management.go, requests.go, journal.go and why.go are pages that only read.
 //
+// letters.go has the groups and the list of dead letters, letter.go one letter and the form that edits it, letterchange.go
+// their changes, diff.go what an edit changes.
+//
 // # How a page is added
 //
 //  1. Write a file for it with a function that returns a [page]: its path, its title, its template and show. show reads

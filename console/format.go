@@ -13,7 +13,7 @@ import (
 var templateFuncs = template.FuncMap{
 	"count": formatCount, "bytes": func(n any) string { return formatBytes(toInt64(n)) }, "lasted": formatDuration, "since": func(t time.Time) string { return formatAge(time.Since(t)) },
 	"rfc3339": func(t time.Time) string { return t.UTC().Format(time.RFC3339Nano) }, "utc": func(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05 UTC") },
-	"text": visibleText, "ordering": formatOrderingKey, "query": buildQuery, "plural": formatPlural,
+	"text": visibleText, "ordering": formatOrderingKey, "query": buildQuery, "plural": formatPlural, "lines": visibleLines, "dict": buildDict, "sides": func() []string { return []string{"inbox", "outbox"} },
 }
 
 // formatCount writes 1234567 as 1,234,567.
@@ -93,6 +93,18 @@ func visibleText(value any) string {
 		}
 		return unicode.ReplacementChar
 	}, fmt.Sprint(value))
+}
+
+// buildDict returns pairs of names and values as a map: a template takes one value.
+func buildDict(pairs ...any) (map[string]any, error) {
+	if len(pairs)%2 != 0 {
+		return nil, fmt.Errorf("console: dict of %d values", len(pairs))
+	}
+	values := map[string]any{}
+	for i := 0; i < len(pairs); i += 2 {
+		values[fmt.Sprint(pairs[i])] = pairs[i+1]
+	}
+	return values, nil
 }
 
 // formatOrderingKey writes the parts of an ordering key, such as scope and key, with slashes between them.

@@ -1,6 +1,7 @@
 package console
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -8,6 +9,7 @@ import (
 	"net/http"
 	"net/url"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -150,20 +152,23 @@ func (c *Console) checkPost(w http.ResponseWriter, r *request) error {
 	if r.role < RoleOperator {
 		return c.errRole(r, RoleOperator)
 	}
-	r.http.Body = http.MaxBytesReader(w, r.http.Body, maxForm)
+	limit := cmp.Or(r.page.maxForm, maxForm)
+	r.http.Body = http.MaxBytesReader(w, r.http.Body, limit)
 	if err := r.http.ParseForm(); err != nil {
 		var large *http.MaxBytesError
 		if errors.As(err, &large) {
-			return &pageError{Status: http.StatusRequestEntityTooLarge, What: fmt.Sprintf("The form has more than %d bytes.", maxForm), Advice: "Shorten it."}
+			return &pageError{Status: http.StatusRequestEntityTooLarge, What: fmt.Sprintf("The form has more than %d bytes.", limit), Advice: "Shorten it."}
 		}
 		return badRequest("The form cannot be read.")
 	}
 	r.values = r.http.PostForm
-	token := r.values["token"]
-	r.values.Del("token") // longer than other values
-	err := checkValues(r.values)
-	r.values["token"] = token
-	return err
+	short := url.Values{}
+	for name, values := range r.values {
+		if name != "token" && !slices.Contains(r.page.longValues, name) {
+			short[name] = values
+		}
+	}
+	return checkValues(short)
 }
 
 // checkValues refuses values that are too long or that PostgreSQL cannot store.

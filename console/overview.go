@@ -52,6 +52,7 @@ type stateCount struct {
 // A deadReason counts dead letters of steps.
 type deadReason struct {
 	Place  *place
+	Link   string // the query of its groups
 	Step   string // "": the message could not be read
 	Undo   bool   // they are compensations
 	Reason string
@@ -194,10 +195,15 @@ func (v *overviewView) sumStates() {
 		}
 		for _, parked := range p.Inbox.Parked {
 			if parked.Dead {
-				v.Reasons = append(v.Reasons, deadReason{p.place, parked.Step, parked.Undo, string(parked.Reason), parked.Messages, parked.Oldest})
+				v.Reasons = append(v.Reasons, deadReason{p.place, linkReason(p.place, parked.Step, string(parked.Reason)), parked.Step, parked.Undo, string(parked.Reason), parked.Messages, parked.Oldest})
 			}
 		}
 	}
+}
+
+// linkReason returns the query of the groups of dead letters of a step and a reason.
+func linkReason(p *place, step, reason string) string {
+	return (&letterSearch{Database: p.Database, Schema: p.Schema, Side: string(operator.Inbox), Step: cmp.Or(step, withoutStep), Reason: reason}).with()
 }
 
 // problemTexts say what each kind of problem is.
@@ -226,16 +232,23 @@ var problemStates = map[operator.ProblemKind]string{operator.ProblemStuck: "stuc
 var problemPlaces = map[operator.ProblemKind]operator.Place{operator.ProblemRelay: operator.PlaceStored, operator.ProblemBroker: operator.PlaceStored,
 	operator.ProblemTransaction: operator.PlaceStored, operator.ProblemRefused: operator.PlaceRefused, operator.ProblemOutboxDead: operator.PlaceDead}
 
+// letterLinks are the pages of the letters that a problem is about.
+var letterLinks = map[operator.ProblemKind]string{operator.ProblemDead: "dead?side=inbox", operator.ProblemOutboxDead: "dead?side=outbox",
+	operator.ProblemConsumer: "letters?side=inbox&state=retrying"}
+
 func (v *overviewView) listProblems() {
 	for i := range v.Places {
 		p := &v.Places[i]
 		for _, problem := range p.Problems() {
 			one := problemView{Place: p.place, Kind: problem.Kind, Text: cmp.Or(problemTexts[problem.Kind], string(problem.Kind)), Count: problem.Count, Oldest: problem.Oldest}
+			place := url.Values{"database": {p.Database}, "schema": {p.Schema}}
 			if state := problemStates[problem.Kind]; state != "" {
 				one.Link = "sagas?" + url.Values{"in": {p.Name}, "state": {state}}.Encode()
+			} else if link := letterLinks[problem.Kind]; link != "" {
+				one.Link = link + "&" + place.Encode()
 			}
-			if place := problemPlaces[problem.Kind]; place != "" {
-				one.Link = "outbox?" + url.Values{"in": {p.Name}, "place": {string(place)}}.Encode()
+			if at := problemPlaces[problem.Kind]; at != "" && one.Link == "" {
+				one.Link = "outbox?" + url.Values{"in": {p.Name}, "place": {string(at)}}.Encode()
 			}
 			v.Problems = append(v.Problems, one)
 		}

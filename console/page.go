@@ -33,6 +33,9 @@ type page struct {
 	// writes a redirect, or returns an error.
 	post func(ctx context.Context, w http.ResponseWriter, r *request) error
 
+	maxForm    int64    // bytes of a form; 0: maxForm
+	longValues []string // of a form: they may be longer than maxValue
+
 	parsed *template.Template
 }
 
@@ -41,14 +44,14 @@ var templateFiles embed.FS
 
 // listPages returns all pages. The menu shows those with inMenu in this order.
 func (c *Console) listPages() []*page {
-	pages := []*page{c.overviewPage(), c.sagasPage(), c.sagaPage()}
+	pages := []*page{c.overviewPage(), c.sagasPage(), c.sagaPage(), c.groupsPage(), c.lettersPage(), c.letterPage(), c.editPage()}
 	pages = slices.Concat(pages, c.outboxPages(), c.topologyPages(), c.requestPages(), c.journalPages(), c.whyPages())
 	return append(append(pages, c.previewPages()...), c.runPages()...)
 }
 
 // buildPages parses the template of each page.
 func (c *Console) buildPages() (map[string]*page, error) {
-	layout, err := template.New("layout").Funcs(templateFuncs).ParseFS(templateFiles, "templates/layout.html", "templates/parts.html")
+	layout, err := template.New("layout").Funcs(templateFuncs).ParseFS(templateFiles, "templates/layout.html", "templates/parts.html", "templates/letterparts.html")
 	if err != nil {
 		return nil, fmt.Errorf("console: %w", err)
 	}

@@ -2,7 +2,6 @@ package console
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/http"
 	"net/url"
@@ -299,14 +298,14 @@ func readMoments(ctx context.Context, places []*place) (map[string]time.Time, er
 	return moments, nil
 }
 
-// errMoment reports a place that was not there when the change was previewed.
-var errMoment = errors.New("console: a schema was added after the preview")
+// errLateSchema reports a place that was not there when the change was previewed.
+var errLateSchema = &pageError{Status: http.StatusConflict, What: "A schema was added after the preview.", Advice: "Look at the preview again."}
 
 // momentOf returns the moment of a place.
 func (o *applyOptions) momentOf(p *place) (time.Time, error) {
 	at, known := o.Moments[p.Name]
 	if !known {
-		return at, errMoment
+		return at, errLateSchema
 	}
 	return at, nil
 }

@@ -33,7 +33,7 @@ func (d desk) Redrive(ctx context.Context, ids ...int64) (map[string]int, error)
 }
 
 func (d desk) Bury(ctx context.Context, ids ...int64) (int, error) {
-	return d.letters.Bury(ctx, ids...)
+	return d.letters.Bury(ctx, operator.ByID(ids...))
 }
 
 func (d desk) RetryNow(ctx context.Context) (int, error) {

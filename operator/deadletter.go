@@ -51,11 +51,12 @@ type DeadLetter struct {
 	Payload   []byte // from [DeadLetters.Get], for a [Keep], and from a preview of the inbox; else nil
 	Size      int    // bytes of payload
 
-	Error    string // of the last attempt; of the outbox, the broker's last answer
-	Attempts int    // entries into the handler; of the outbox, refusals: 0 while its topic stalls, 1 or more once buried
+	Error       string // of the last attempt; of the outbox, the broker's last answer
+	Fingerprint string // of Error without its variable parts: see [LetterGroup]; from [DeadLetters.Get] and for a [Keep]
+	Attempts    int    // entries into the handler; of the outbox, refusals: 0 while its topic stalls, 1 or more once buried
 
 	FirstAt time.Time // when it was stored first; of the outbox, when it was written
-	LastAt  time.Time // last failure or refusal; of the outbox without a refusal, when it was buried, else written
+	LastAt  time.Time // last failure or refusal; of the outbox, when it was buried, if so; without a refusal, when it was written
 	DueAt   time.Time // next attempt; zero for a dead letter, and for a message that waits for another one
 
 	// These are set for the inbox only.
@@ -77,17 +78,24 @@ type DeadLetter struct {
 // A Filter picks letters. A letter matches if it matches every field that is not zero; the
 // zero Filter picks every dead letter.
 type Filter struct {
-	IDs       []int64 // nil: any; empty: none, as [ByID] makes it
-	State     State   // of [DeadLetters.List] and [DeadLetters.Count]; default: StateDead
-	Error     string  // a literal part of the error
-	Scope     string
-	Key       string // the idempotency key, without a step
-	Topic     string
-	MessageID string        // of the outbox: a UUID
-	Older     time.Duration // failed or was refused last at least this long ago
+	IDs         []int64 // nil: any; empty: none, as [ByID] makes it
+	State       State   // of [DeadLetters.List] and [DeadLetters.Count]; default: StateDead
+	Error       string  // a literal part of the error
+	Scope       string
+	Key         string // the idempotency key, without a step
+	Topic       string
+	MessageID   string        // of the outbox: a UUID
+	Older       time.Duration // failed or was refused last at least this long ago
+	Step        string
+	NoStep      bool   // only letters without a step: it could not be read or, of the outbox, the message states none
+	Fingerprint string // of the error: see [LetterGroup]. There is no index: each letter that matches all else is read
+
+	// UnchangedSince is a moment by the clock of the database: see [ReadClock]. Letters that died, failed, were redriven,
+	// edited or buried after it are left alone, which is checked under the lock of each. So a change with such a filter
+	// can be repeated: what it has changed, it leaves alone, even if it died again.
+	UnchangedSince time.Time
 
 	// A filter of the outbox with one of these is an error.
-	Step   string
 	Kind   string // action, compensation or unknown
 	Reason consumer.Reason
 	Newer  time.Duration // failed last at most this long ago
@@ -124,7 +132,8 @@ type side interface {
 	previewRedrive(ctx context.Context, filter Filter, o PreviewOptions, each func(Preview) error) (Outcomes, error)
 	redriveLetters(ctx context.Context, filter Filter, o RedriveOptions) (Outcomes, error)
 	discardLetters(ctx context.Context, filter Filter, keep Keep) (int, error)
-	buryLetters(ctx context.Context, ids []int64) (int, error)
+	buryLetters(ctx context.Context, filter Filter) (int, error)
+	groupLetters(ctx context.Context, filter Filter, limit int) (LetterGroups, error)
 	retryLetters(ctx context.Context, filter Filter) (int, error)
 	editLetter(ctx context.Context, id int64, e Edit) (was, is DeadLetter, err error)
 }
@@ -244,9 +253,9 @@ type RedriveOptions struct {
 	Progress func(Outcomes)
 }
 
-// Bury makes retrying messages dead letters before their attempts are used up, so that they can be edited or
-// discarded. It returns how many. It skips ids that are not retrying, and messages whose step is locked, for
-// example by its handler, or whose call is under way.
+// Bury makes retrying messages that filter picks dead letters before their attempts are used up, so that they can be edited or
+// discarded. It returns how many. It skips messages whose step is locked, for
+// example by its handler, or whose call is under way. It ignores the State of filter.
 //
 // It sends no message: [consumer.Step].Unhandled is not called. An orchestrated saga whose
 // command is buried waits for the reply until the deadline of the step or, without one,
@@ -255,8 +264,8 @@ type RedriveOptions struct {
 //
 // Of the outbox, the messages that wait behind a buried one are published. A message that the
 // relay is sending at this moment may still be published, and is no dead letter then.
-func (d *DeadLetters) Bury(ctx context.Context, ids ...int64) (int, error) {
-	return d.letters.buryLetters(ctx, ids)
+func (d *DeadLetters) Bury(ctx context.Context, filter Filter) (int, error) {
+	return d.letters.buryLetters(ctx, filter)
 }
 
 // Preview predicts the outcomes of [DeadLetters.Redrive] for the dead letters that filter

@@ -88,6 +88,7 @@ func TestGetReturnsAllThatIsKnown(t *testing.T) {
 		ID: 4, Side: Inbox, State: StateRetrying, Kind: "action", Scope: "tenant", Key: "m", Step: "process-payment", Topic: "pay", MessageID: got.MessageID,
 		Headers: map[string]string{"type": "\xff\x00", outbox.HeaderKey: "m:process-payment", outbox.HeaderScope: "tenant"},
 		Payload: []byte(`{"amount":1}`), Size: 12, Reason: consumer.ReasonFailed, Error: "consumer: the handler panicked: no way", Attempts: 1, InDoubt: true,
+		Fingerprint: f.fingerprint(t, "consumer: the handler panicked: no way"),
 	}
 	ignored := []cmp.Option{cmpopts.IgnoreFields(DeadLetter{}, "FirstAt", "LastAt", "DueAt", "Stack"), cmpopts.IgnoreUnexported(DeadLetter{})}
 	if diff := cmp.Diff(want, got, ignored...); diff != "" {

@@ -36,7 +36,8 @@
 // options.go has the options of all constructors. batch.go is the engine that all verbs share: it pages, bounds the
 // time, keeps a rate, and writes and reads the journal of what operators have done to messages.
 //
-// deadletter.go: [DeadLetters] for both sides. inbox.go and outbox.go implement a side each.
+// deadletter.go: [DeadLetters] for both sides. inbox.go and outbox.go implement a side each. groups.go groups them, and has
+// the fingerprint of an error.
 // outcome.go decides what a redrive does with a letter, by the state machine of the consumer;
 // redrive.go does it under locks, preview.go without changing anything. edit.go changes a letter.
 //

@@ -28,6 +28,9 @@ const HeaderEdited = "x-sagamill-edited"
 // received, which still determines its step.
 const HeaderTypeWas = "x-sagamill-type-was"
 
+// editedAt is the form of the time in [HeaderEdited]. It has microseconds, so that sqlUnchanged can compare it.
+const editedAt = "2006-01-02T15:04:05.000000Z07:00"
+
 // maxEditor is the limit for the name of an editor, in bytes.
 const maxEditor = 128
 
@@ -46,6 +49,10 @@ type Edit struct {
 	Payload []byte            // the new payload; nil: unchanged
 	Set     map[string]string // headers to add or replace, including properties such as the type
 	Remove  []string          // headers to remove
+
+	// UnchangedSince is a moment by the clock of the database: see [ReadClock]. A letter that has changed since, for example by
+	// this edit, is left alone with an [ErrNoDeadLetter]. Default: none is.
+	UnchangedSince time.Time
 }
 
 func (d *inboxLetters) editLetter(ctx context.Context, id int64, e Edit) (was, is DeadLetter, err error) {
@@ -70,7 +77,7 @@ func (d *inboxLetters) editLetter(ctx context.Context, id int64, e Edit) (was, i
 
 // editLocked locks a dead letter and edits it.
 func (d *inboxLetters) editLocked(ctx context.Context, tx pgx.Tx, id int64, e Edit) (was, is DeadLetter, err error) {
-	rows, _ := tx.Query(ctx, d.sql.lock, id)
+	rows, _ := tx.Query(ctx, d.sql.lock, id, timeOrNil(e.UnchangedSince))
 	was, err = pgx.CollectExactlyOneRow(rows, scanInboxLetter)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return was, is, ErrNoDeadLetter
@@ -123,7 +130,7 @@ func (e Edit) Apply(l DeadLetter, at time.Time) (DeadLetter, error) {
 	if l.Headers.Get(outbox.PropertyType) != received {
 		l.Headers.Set(HeaderTypeWas, received)
 	}
-	l.Headers.Set(HeaderEdited, fmt.Sprintf("edit %d at %s by %s", times+1, at.UTC().Format(time.RFC3339), e.By))
+	l.Headers.Set(HeaderEdited, fmt.Sprintf("edit %d at %s by %s", times+1, at.UTC().Format(editedAt), e.By))
 	if e.Payload != nil {
 		l.Payload, l.Size = e.Payload, len(e.Payload)
 	}

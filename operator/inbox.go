@@ -33,7 +33,7 @@ type inboxLetters struct {
 func newInboxLetters(db *pgxpool.Pool, o Options) *inboxLetters {
 	sql := newInboxQueries(o.Schema)
 	return &inboxLetters{sql: sql, engine: engine{
-		db: db, by: o.By, why: o.Why, begin: sqlBeginLetters, insertJournal: sql.insertJournal, pause: backoff.Sleep,
+		db: db, by: o.By, why: o.Why, begin: sqlBeginLetters, beginRead: o.beginLimitedRead(), insertJournal: sql.insertJournal, pause: backoff.Sleep,
 		beforeCommit: func() error { return failpoint.Hit("redrive/before-commit") },
 		afterCommit:  func() error { return failpoint.Hit("redrive/after-commit") },
 	}}
@@ -42,7 +42,8 @@ func newInboxLetters(db *pgxpool.Pool, o Options) *inboxLetters {
 // describeInbox returns f for the journal, with more names and values.
 func (f *Filter) describeInbox(more ...string) map[string]string {
 	return journal.What(append(more, "step", f.Step, "kind", f.Kind, "reason", string(f.Reason), "error", f.Error, "scope", f.Scope, "key", f.Key,
-		"topic", f.Topic, "message", f.MessageID, "older", formatAge(f.Older), "newer", formatAge(f.Newer))...)
+		"topic", f.Topic, "message", f.MessageID, "older", formatAge(f.Older), "newer", formatAge(f.Newer), "fingerprint", f.Fingerprint, "no_step", formatFlag(f.NoStep),
+		"unchanged_since", formatMoment(f.UnchangedSince))...)
 }
 
 func (d *inboxLetters) listLetters(ctx context.Context, filter Filter, after int64, limit int) ([]DeadLetter, error) {
@@ -50,8 +51,7 @@ func (d *inboxLetters) listLetters(ctx context.Context, filter Filter, after int
 	if err != nil {
 		return nil, fmt.Errorf("operator: list dead letters: %w", sqlschema.Explain(err))
 	}
-	rows, _ := d.db.Query(ctx, d.sql.list.forState(filter.State), append(args, min(limit, MaxList))...)
-	letters, err := pgx.CollectRows(rows, scanInboxLetter)
+	letters, err := readRows(ctx, &d.engine, d.sql.list.forState(filter.State), append(args, min(limit, MaxList)), scanInboxLetter)
 	if err != nil {
 		return nil, fmt.Errorf("operator: list dead letters: %w", sqlschema.Explain(err))
 	}
@@ -59,21 +59,13 @@ func (d *inboxLetters) listLetters(ctx context.Context, filter Filter, after int
 }
 
 func (d *inboxLetters) getLetter(ctx context.Context, id int64) (DeadLetter, error) {
-	rows, _ := d.db.Query(ctx, d.sql.read, id)
-	letter, err := pgx.CollectExactlyOneRow(rows, scanInboxLetter)
-	if errors.Is(err, pgx.ErrNoRows) {
-		return letter, ErrNoDeadLetter
-	}
-	if err != nil {
-		return letter, fmt.Errorf("operator: read dead letter %d: %w", id, sqlschema.Explain(err))
-	}
-	return letter, nil
+	return readLetter(ctx, &d.engine, d.sql.read, id, scanInboxLetter)
 }
 
 func (d *inboxLetters) countLetters(ctx context.Context, filter Filter) (n int, err error) {
 	args, err := d.filterArgs(ctx, filter, 0)
 	if err == nil {
-		err = d.db.QueryRow(ctx, d.sql.count.forState(filter.State), args...).Scan(&n)
+		err = d.readLimited(ctx, func(db querier) error { return db.QueryRow(ctx, d.sql.count.forState(filter.State), args...).Scan(&n) })
 	}
 	if err != nil {
 		return 0, fmt.Errorf("operator: count dead letters: %w", sqlschema.Explain(err))
@@ -152,7 +144,8 @@ func (d *inboxLetters) filterArgs(ctx context.Context, f Filter, after int64) ([
 	if f.State == StateRetrying && f.Older == 0 {
 		until = until.AddDate(1, 0, 0) // last_at of a message that waits for a call in doubt is in the future
 	}
-	return []any{plannedAnew, after, until, since, f.IDs, f.Step, f.Kind, f.Reason, f.Error, f.Scope, f.Key, f.Topic, []byte(f.MessageID)}, nil
+	return []any{plannedAnew, after, until, since, f.IDs, f.Step, f.Kind, f.Reason, f.Error, f.Scope, f.Key, f.Topic, []byte(f.MessageID),
+		timeOrNil(f.UnchangedSince), f.Fingerprint, f.NoStep}, nil
 }
 
 func scanInboxLetter(row pgx.CollectableRow) (l DeadLetter, err error) {
@@ -160,7 +153,7 @@ func scanInboxLetter(row pgx.CollectableRow) (l DeadLetter, err error) {
 	var names, values [][]byte
 	var due *time.Time
 	err = row.Scan(&l.ID, &l.State, &l.Kind, &l.Scope, &l.Key, &l.Step, &l.N, &l.Topic, &id, &names, &values, &l.Payload, &l.Size,
-		&l.Reason, &l.Error, &l.Stack, &l.Attempts, &l.FirstAt, &l.LastAt, &due, &l.digest, &l.InDoubt)
+		&l.Reason, &l.Error, &l.Stack, &l.Fingerprint, &l.Attempts, &l.FirstAt, &l.LastAt, &due, &l.digest, &l.InDoubt)
 	l.Side, l.MessageID, l.Headers = Inbox, string(id), make(message.Metadata, len(names))
 	for i, name := range names {
 		l.Headers.Set(string(name), string(values[i]))

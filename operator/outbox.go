@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/google/uuid"
@@ -33,7 +32,7 @@ type outboxLetters struct {
 func newOutboxLetters(db *pgxpool.Pool, o Options) *outboxLetters {
 	sql := newOutboxQueries(o.Schema)
 	return &outboxLetters{sql: sql, engine: engine{
-		db: db, by: o.By, why: o.Why, begin: outboxsql.Begin + outboxIdle, insertJournal: sql.insertJournal, pause: backoff.Sleep,
+		db: db, by: o.By, why: o.Why, begin: outboxsql.Begin + outboxIdle, beginRead: o.beginLimitedRead(), insertJournal: sql.insertJournal, pause: backoff.Sleep,
 		beforeCommit: func() error { return failpoint.Hit("redrive/outbox-before-commit") },
 		afterCommit:  func() error { return failpoint.Hit("redrive/outbox-after-commit") },
 	}}
@@ -41,7 +40,8 @@ func newOutboxLetters(db *pgxpool.Pool, o Options) *outboxLetters {
 
 // describeOutbox returns f for the journal.
 func (f *Filter) describeOutbox() map[string]string {
-	return journal.What("message", f.MessageID, "topic", f.Topic, "scope", f.Scope, "key", f.Key, "reason", f.Error, "older", formatAge(f.Older))
+	return journal.What("message", f.MessageID, "topic", f.Topic, "scope", f.Scope, "key", f.Key, "reason", f.Error, "older", formatAge(f.Older),
+		"step", f.Step, "fingerprint", f.Fingerprint, "no_step", formatFlag(f.NoStep), "unchanged_since", formatMoment(f.UnchangedSince))
 }
 
 func (d *outboxLetters) listLetters(ctx context.Context, filter Filter, after int64, limit int) ([]DeadLetter, error) {
@@ -53,8 +53,7 @@ func (d *outboxLetters) listLetters(ctx context.Context, filter Filter, after in
 	if err != nil {
 		return nil, fmt.Errorf("operator: list dead letters: %w", sqlschema.Explain(err))
 	}
-	rows, _ := d.db.Query(ctx, statement, append(args, min(limit, MaxList))...)
-	letters, err := pgx.CollectRows(rows, scanOutboxLetter)
+	letters, err := readRows(ctx, &d.engine, statement, append(args, min(limit, MaxList)), scanOutboxLetter)
 	if err != nil {
 		return nil, fmt.Errorf("operator: list dead letters: %w", sqlschema.Explain(err))
 	}
@@ -62,15 +61,7 @@ func (d *outboxLetters) listLetters(ctx context.Context, filter Filter, after in
 }
 
 func (d *outboxLetters) getLetter(ctx context.Context, id int64) (DeadLetter, error) {
-	rows, _ := d.db.Query(ctx, d.sql.read, id)
-	letter, err := pgx.CollectExactlyOneRow(rows, scanOutboxLetter)
-	if errors.Is(err, pgx.ErrNoRows) {
-		return letter, ErrNoDeadLetter
-	}
-	if err != nil {
-		return letter, fmt.Errorf("operator: read dead letter %d: %w", id, sqlschema.Explain(err))
-	}
-	return letter, nil
+	return readLetter(ctx, &d.engine, d.sql.read, id, scanOutboxLetter)
 }
 
 func (d *outboxLetters) countLetters(ctx context.Context, filter Filter) (n int, err error) {
@@ -80,7 +71,7 @@ func (d *outboxLetters) countLetters(ctx context.Context, filter Filter) (n int,
 	}
 	args, err := d.filterArgs(ctx, filter, 0, false)
 	if err == nil {
-		err = d.db.QueryRow(ctx, statement, args...).Scan(&n)
+		err = d.readLimited(ctx, func(db querier) error { return db.QueryRow(ctx, statement, args...).Scan(&n) })
 	}
 	if err != nil {
 		return 0, fmt.Errorf("operator: count dead letters: %w", sqlschema.Explain(err))
@@ -150,16 +141,9 @@ func (d *outboxLetters) discardLetters(ctx context.Context, filter Filter, keep 
 	return d.changeEach(ctx, filter, outboxVerb{name: "outbox dead discard", statement: d.sql.discard})
 }
 
-func (d *outboxLetters) buryLetters(ctx context.Context, ids []int64) (n int, err error) {
-	for chunk := range slices.Chunk(ids, batchSize) {
-		filter := Filter{IDs: chunk, State: StateRetrying}
-		buried, err := d.changeEach(ctx, filter, outboxVerb{name: "outbox refused release", statement: d.sql.bury, lead: true})
-		n += buried
-		if err != nil {
-			return n, err
-		}
-	}
-	return n, nil
+func (d *outboxLetters) buryLetters(ctx context.Context, filter Filter) (int, error) {
+	filter.State = StateRetrying
+	return d.changeEach(ctx, filter, outboxVerb{name: "outbox refused release", statement: d.sql.bury, lead: true})
 }
 
 // An outboxVerb changes letters with one statement.
@@ -230,8 +214,8 @@ func (d *outboxLetters) changeBatch(ctx context.Context, tx pgx.Tx, v outboxVerb
 // database; a list includes those.
 func (d *outboxLetters) filterArgs(ctx context.Context, f Filter, after int64, onlyBefore bool) ([]any, error) {
 	switch {
-	case f.Step != "" || f.Kind != "" || f.Reason != "" || f.Newer != 0:
-		return nil, errInboxOnly("a filter by Step, Kind, Reason or Newer")
+	case f.Kind != "" || f.Reason != "" || f.Newer != 0:
+		return nil, errInboxOnly("a filter by Kind, Reason or Newer")
 	case f.State != "" && f.State != StateDead && f.State != StateRetrying:
 		return nil, fmt.Errorf("the state %.20q is neither dead nor retrying", f.State)
 	case f.Older < 0:
@@ -251,7 +235,8 @@ func (d *outboxLetters) filterArgs(ctx context.Context, f Filter, after int64, o
 			return nil, err
 		}
 	}
-	return []any{plannedAnew, after, until, f.IDs, message, f.Topic, f.Scope, f.Key, f.Error}, nil
+	return []any{plannedAnew, after, until, f.IDs, message, f.Topic, f.Scope, f.Key, f.Error, f.Step,
+		timeOrNil(f.UnchangedSince), f.Fingerprint, f.NoStep}, nil
 }
 
 func scanOutboxLetter(row pgx.CollectableRow) (l DeadLetter, err error) {
@@ -259,7 +244,7 @@ func scanOutboxLetter(row pgx.CollectableRow) (l DeadLetter, err error) {
 	var retryAt *time.Time
 	err = row.Scan(&l.ID, &message, &l.Topic, &l.Type, &l.Scope, &l.Key, &l.Step, &l.N, &l.OrderingKey,
 		&l.CorrelationID, &l.CausationID, &l.ContentType, &l.HeadersJSON, &l.Payload, &l.Size, &l.FirstAt,
-		&l.Attempts, &l.Error, &l.LastAt, &retryAt)
+		&l.Attempts, &l.Error, &l.Fingerprint, &l.LastAt, &retryAt)
 	l.Side, l.State, l.MessageID = Outbox, StateDead, message.String()
 	if retryAt != nil {
 		l.State, l.DueAt = StateRetrying, *retryAt

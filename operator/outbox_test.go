@@ -99,7 +99,6 @@ func TestTheOutboxHasNoStepsAndNoEdits(t *testing.T) {
 		t.Errorf("Count of retrying messages = %d, %v; want 2", n, err)
 	}
 	for name, call := range map[string]func() error{
-		"step":     func() error { _, err := d.List(t.Context(), Filter{Step: "s"}, 0, 1); return err },
 		"reason":   func() error { _, err := d.Count(t.Context(), Filter{Reason: consumer.ReasonFailed}); return err },
 		"state":    func() error { _, err := d.Count(t.Context(), Filter{State: "done"}); return err },
 		"age":      func() error { _, err := d.Count(t.Context(), Filter{Older: -1}); return err },

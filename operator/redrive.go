@@ -35,22 +35,18 @@ func (d *inboxLetters) redriveLetters(ctx context.Context, filter Filter, o Redr
 // outcomeBuried counts what Bury has done. It is not an outcome of a redrive.
 const outcomeBuried Outcome = "buried"
 
-func (d *inboxLetters) buryLetters(ctx context.Context, ids []int64) (n int, err error) {
-	for chunk := range slices.Chunk(ids, batchSize) {
-		r := &pass{inboxLetters: d, state: StateRetrying, verb: "dead bury", what: map[string]string{}, change: d.buryHeld, counts: Outcomes{}}
-		err := r.changeAll(ctx, Filter{IDs: chunk, State: StateRetrying})
-		n += r.counts[outcomeBuried]
-		if err != nil {
-			return n, err
-		}
-	}
-	return n, nil
+func (d *inboxLetters) buryLetters(ctx context.Context, filter Filter) (int, error) {
+	filter.State = StateRetrying
+	r := &pass{inboxLetters: d, state: StateRetrying, verb: "dead bury", what: filter.describeInbox(), change: d.buryHeld, counts: Outcomes{}}
+	err := r.changeAll(ctx, filter)
+	return r.counts[outcomeBuried], err
 }
 
 // A pass does one verb to all letters that a filter picks, under the locks of their steps.
 type pass struct {
 	*inboxLetters
 	state    State
+	since    time.Time                                                          // letters that have changed since then are left alone; zero: none are
 	change   func(context.Context, pgx.Tx, *holding) (Outcomes, []int64, error) // returns the ids of the letters that have changed
 	verb     string                                                             // for the journal
 	what     map[string]string
@@ -66,6 +62,7 @@ var stages = [][]string{{string(inbox.Action), string(inbox.Unread)}, {string(in
 const lockPatience = time.Second
 
 func (r *pass) changeAll(ctx context.Context, filter Filter) error {
+	r.since = filter.UnchangedSince
 	args, err := r.filterArgs(ctx, filter, 0)
 	for i := 0; err == nil && i < len(stages); i++ {
 		args[afterArg] = 0
@@ -114,7 +111,7 @@ func (r *pass) changeBatch(ctx context.Context, ids []int64) (busy []int64, err 
 	defer cancel()
 	var done Outcomes
 	err = r.commitBatch(work, r.verb, r.what, func(tx pgx.Tx) (changed []int64, err error) {
-		h, err := r.holdLetters(work, tx, ids, r.state, alone)
+		h, err := r.holdLetters(work, tx, ids, alone)
 		if err == nil {
 			done, changed, err = r.change(work, tx, h)
 		}
@@ -157,16 +154,17 @@ type holding struct {
 }
 
 // holdLetters locks the steps of letters and then the letters. It skips a step that another
-// transaction has locked, or waits for it if there is one letter.
-func (d *inboxLetters) holdLetters(ctx context.Context, tx pgx.Tx, ids []int64, state State, alone bool) (*holding, error) {
-	lock := d.sql.tryHoldSteps
+// transaction has locked, or waits for it if there is one letter. It leaves out letters that have changed since r.since:
+// they may have died again after they were picked.
+func (r *pass) holdLetters(ctx context.Context, tx pgx.Tx, ids []int64, alone bool) (*holding, error) {
+	lock := r.sql.tryHoldSteps
 	if alone {
-		lock = d.sql.holdSteps
+		lock = r.sql.holdSteps
 	}
-	if _, err := tx.Exec(ctx, d.sql.limitLocks, strconv.FormatInt(lockPatience.Milliseconds(), 10)); err != nil {
+	if _, err := tx.Exec(ctx, r.sql.limitLocks, strconv.FormatInt(lockPatience.Milliseconds(), 10)); err != nil {
 		return nil, err
 	}
-	seen, err := readCandidates(ctx, tx, d.sql.seeLetters.forState(state), ids)
+	seen, err := readCandidates(ctx, tx, r.sql.seeLetters.forState(r.state), ids, r.since)
 	if err != nil {
 		return nil, err
 	}
@@ -175,13 +173,13 @@ func (d *inboxLetters) holdLetters(ctx context.Context, tx pgx.Tx, ids []int64, 
 	if err != nil {
 		return nil, err
 	}
-	letters, err := readCandidates(ctx, tx, d.sql.holdLetters.forState(state), ids)
+	letters, err := readCandidates(ctx, tx, r.sql.holdLetters.forState(r.state), ids, r.since)
 	if err != nil {
 		return nil, err
 	}
 	// A step that exists and is not locked here is locked by another transaction, or was
 	// inserted since.
-	existing, err := readSteps(ctx, tx, d.sql.readSteps, names)
+	existing, err := readSteps(ctx, tx, r.sql.readSteps, names)
 	if err != nil {
 		return nil, err
 	}
@@ -193,7 +191,7 @@ func (d *inboxLetters) holdLetters(ctx context.Context, tx pgx.Tx, ids []int64, 
 			h.letters = append(h.letters, l)
 		}
 	}
-	h.horizon, err = d.completeSteps(ctx, tx, names, h.steps)
+	h.horizon, err = r.completeSteps(ctx, tx, names, h.steps)
 	return h, err
 }
 
@@ -258,8 +256,8 @@ func readSteps(ctx context.Context, tx pgx.Tx, statement string, names []inbox.I
 	return all, rows.Err()
 }
 
-func readCandidates(ctx context.Context, tx pgx.Tx, statement string, ids []int64) ([]candidate, error) {
-	rows, _ := tx.Query(ctx, statement, ids)
+func readCandidates(ctx context.Context, tx pgx.Tx, statement string, ids []int64, since time.Time) ([]candidate, error) {
+	rows, _ := tx.Query(ctx, statement, ids, timeOrNil(since))
 	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (l candidate, err error) {
 		var stamp []byte
 		err = row.Scan(&l.id, &l.Kind, &l.Scope, &l.Key, &l.Step, &l.N, &l.digest, &stamp, &l.written)

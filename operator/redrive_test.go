@@ -148,7 +148,8 @@ func TestAForcedRedriveSeesARowOfNow(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	h, err := f.inbox().holdLetters(t.Context(), tx, []int64{1}, StateDead, true)
+	p := &pass{inboxLetters: f.inbox(), state: StateDead}
+	h, err := p.holdLetters(t.Context(), tx, []int64{1}, true)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -251,7 +252,7 @@ func TestBury(t *testing.T) {
 	c := f.consumer(t, consumer.Options{}, f.step(failing, failing))
 	handle(t, c, act("a"), act("b"), undo("undone"), undo("a")) // the last one waits
 	release := f.holdStep(t, "b")
-	n, err := f.letters.Bury(t.Context(), 1, 2, 3, 4, 99)
+	n, err := f.letters.Bury(t.Context(), ByID(1, 2, 3, 4, 99))
 	if n != 3 || err != nil {
 		t.Errorf("Bury = %d, %v; want 3", n, err)
 	}

@@ -24,23 +24,31 @@ const sqlBeginLetters = `BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL idle_in
 const sqlPicked = `state = '{state}' AND id > $1 AND last_at <= $2 AND ($3::timestamptz IS NULL OR last_at >= $3)
 	AND ($4::bigint[] IS NULL OR id = ANY ($4)) AND ($5 = '' OR step = $5) AND ($6 = '' OR kind = $6) AND ($7 = '' OR reason = $7)
 	AND ($8 = '' OR position($8 IN error) > 0) AND ($9 = '' OR scope = $9) AND ($10 = '' OR key = $10) AND ($11 = '' OR topic = $11)
-	AND ($12::bytea = '' OR message_id = $12)`
+	AND ($12::bytea = '' OR message_id = $12) AND ({fingerprint} = $14 OR $14 = '') AND (NOT $15::boolean OR coalesce(step, '') = '')
+	AND ({unchanged $13})`
+
+// sqlUnchanged is the condition of a letter that has not changed since {moment}, which may be null. The time of an edit is in
+// a header that only an edit sets, once there is a digest.
+const sqlUnchanged = `{moment}::timestamptz IS NULL OR last_at <= {moment} AND coalesce(redriven_at <= {moment}, true)
+	AND CASE WHEN digest IS NULL THEN true ELSE coalesce(substring(
+		convert_from(header_values[array_position(header_names, '` + HeaderEdited + `'::bytea)], 'LATIN1')
+		FROM '^edit [0-9]+ at ([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]+Z) by ')::timestamptz <= {moment}, true) END`
 
 // sqlLetter are the columns of a letter. Lists leave out the payload: a page of
 // payloads may take as much memory as that many largest messages.
 const sqlLetter = `id, state, kind, coalesce(scope, ''), coalesce(key, ''), coalesce(step, ''), coalesce(n, ''), topic, message_id,
-	header_names, header_values, {payload}, octet_length(payload), reason, error, {stack}, attempts, first_at, last_at,
+	header_names, header_values, {payload}, octet_length(payload), reason, error, {stack}, {print}, attempts, first_at, last_at,
 	CASE WHEN state = 'retrying' AND isfinite(due_at) THEN due_at END, digest, in_doubt`
 
 const sqlCountLetters = `SELECT count(*) FROM {schema}.parked WHERE {picked}`
 
-const sqlListLetters = `SELECT {letter} FROM {schema}.parked WHERE {picked} ORDER BY id LIMIT $13`
+const sqlListLetters = `SELECT {letter} FROM {schema}.parked WHERE {picked} ORDER BY id LIMIT $16`
 
 const sqlReadLetter = `SELECT {letter} FROM {schema}.parked WHERE id = $1`
 
 // sqlLockLetter locks a dead letter, so that it is neither redriven nor discarded
-// while it is edited. The transaction locks nothing else of its step.
-const sqlLockLetter = `SELECT {letter} FROM {schema}.parked WHERE id = $1 AND state = 'dead' FOR UPDATE`
+// while it is edited, unless it has changed since $2. The transaction locks nothing else of its step.
+const sqlLockLetter = `SELECT {letter} FROM {schema}.parked WHERE id = $1 AND state = 'dead' AND ({unchanged $2}) FOR UPDATE`
 
 // sqlNotCalling leaves out messages whose call is probably under way: the attempt has
 // a lease, and a call holds no lock.
@@ -49,22 +57,22 @@ const sqlNotCalling = ` AND NOT (state = 'retrying' AND reason = 'calling' AND d
 // sqlRetryNow makes messages due. A message that runs is locked by its consumer,
 // and left out.
 const sqlRetryNow = `
-WITH batch AS (SELECT id FROM {schema}.parked WHERE {picked}` + sqlNotCalling + ` ORDER BY id LIMIT $13 FOR UPDATE SKIP LOCKED)
+WITH batch AS (SELECT id FROM {schema}.parked WHERE {picked}` + sqlNotCalling + ` ORDER BY id LIMIT $16 FOR UPDATE SKIP LOCKED)
 UPDATE {schema}.parked p SET due_at = least(p.due_at, clock_timestamp())
 FROM batch WHERE p.id = batch.id
 RETURNING p.id`
 
-// sqlDiscard removes up to $13 dead letters for good. Two operators at once lock them
+// sqlDiscard removes up to $16 dead letters for good. Two operators at once lock them
 // in one order; the second one finds them gone.
 const sqlDiscard = `
-WITH batch AS (SELECT id FROM {schema}.parked WHERE {picked} ORDER BY id LIMIT $13 FOR UPDATE)
+WITH batch AS (SELECT id FROM {schema}.parked WHERE {picked} ORDER BY id LIMIT $16 FOR UPDATE)
 DELETE FROM {schema}.parked p USING batch WHERE p.id = batch.id
 RETURNING p.id`
 
 // sqlDiscardKept does the same and returns them.
 const sqlDiscardKept = `
 DELETE FROM {schema}.parked
-WHERE id = ANY (ARRAY(SELECT id FROM {schema}.parked WHERE {picked} ORDER BY id LIMIT $13 FOR UPDATE))
+WHERE id = ANY (ARRAY(SELECT id FROM {schema}.parked WHERE {picked} ORDER BY id LIMIT $16 FOR UPDATE))
 RETURNING {letter}`
 
 // sqlEditLetter replaces headers and payload of a dead letter. Its digest stays that of
@@ -74,18 +82,18 @@ UPDATE {schema}.parked
 SET header_names = $2, header_values = $3, digest = coalesce(digest, sha256(payload)), payload = $4
 WHERE id = $1`
 
-// sqlPickLetters picks up to $13 letters of the kinds $14 without a lock: sqlHoldLetters
+// sqlPickLetters picks up to $16 letters of the kinds $17 without a lock: sqlHoldLetters
 // checks them again.
 const sqlPickLetters = `
-SELECT id FROM {schema}.parked WHERE {picked} AND kind = ANY ($14) ORDER BY id LIMIT $13`
+SELECT id FROM {schema}.parked WHERE {picked} AND kind = ANY ($17) ORDER BY id LIMIT $16`
 
-// sqlPageLetters picks up to $13 letters of the kinds $14, but stops before they
-// exceed $15 bytes of payload, and takes one in any case.
+// sqlPageLetters picks up to $16 letters of the kinds $17, but stops before they
+// exceed $18 bytes of payload, and takes one in any case.
 const sqlPageLetters = `
 SELECT id FROM (
 	SELECT id, sum(octet_length(payload)) OVER (ORDER BY id) - octet_length(payload) AS before
-	FROM (SELECT id, payload FROM {schema}.parked WHERE {picked} AND kind = ANY ($14) ORDER BY id LIMIT $13) first) sized
-WHERE before < $15 ORDER BY id`
+	FROM (SELECT id, payload FROM {schema}.parked WHERE {picked} AND kind = ANY ($17) ORDER BY id LIMIT $16) first) sized
+WHERE before < $18 ORDER BY id`
 
 // sqlReadLetters reads whole letters for a preview.
 const sqlReadLetters = `SELECT {letter} FROM {schema}.parked WHERE id = ANY ($1) AND state = 'dead' ORDER BY id`
@@ -109,11 +117,11 @@ const sqlHoldSteps = sqlReadSteps + ` FOR UPDATE OF i`
 // not wait for it.
 const sqlTryHoldSteps = sqlHoldSteps + ` SKIP LOCKED`
 
-// sqlSeeLetters reads the identities of letters.
+// sqlSeeLetters reads the identities of letters that have not changed since $2.
 const sqlSeeLetters = `
 SELECT id, kind, coalesce(scope, ''), coalesce(key, ''), coalesce(step, ''), coalesce(n, ''), coalesce(digest, sha256(payload)),
 	header_values[array_position(header_names, 'timestamp'::bytea)], first_at
-FROM {schema}.parked WHERE id = ANY ($1) AND state = '{state}'` + sqlNotCalling + ` ORDER BY id`
+FROM {schema}.parked WHERE id = ANY ($1) AND state = '{state}' AND ({unchanged $2})` + sqlNotCalling + ` ORDER BY id`
 
 // sqlHoldLetters locks them. A letter that another operator has handled is left out.
 const sqlHoldLetters = sqlSeeLetters + ` FOR UPDATE`
@@ -205,7 +213,7 @@ func (s *byState) forState(state State) string {
 // inboxQueries are the statements on the dead letters and steps of a schema's inbox.
 type inboxQueries struct {
 	readClock, read, lock, readLetters   string
-	count, list, pick                    byState
+	count, list, pick, group             byState
 	seeLetters, holdLetters              byState
 	page, retryNow, discard, discardKept string
 	edit, insertJournal                  string
@@ -217,9 +225,11 @@ type inboxQueries struct {
 }
 
 func newInboxQueries(schema string) inboxQueries {
-	full := strings.NewReplacer("{payload}", "payload", "{stack}", "stack").Replace(sqlLetter)
-	short := strings.NewReplacer("{payload}", "NULL::bytea", "{stack}", "''").Replace(sqlLetter)
-	bind := func(statement string) string { return sqlschema.Bind(schema, statement) }
+	full := strings.NewReplacer("{payload}", "payload", "{stack}", "stack", "{print}", sqlFingerprint("error")).Replace(sqlLetter)
+	short := strings.NewReplacer("{payload}", "NULL::bytea", "{stack}", "''", "{print}", "''").Replace(sqlLetter)
+	unchanged := func(parameter string) string { return strings.ReplaceAll(sqlUnchanged, "{moment}", parameter) }
+	parts := strings.NewReplacer("{unchanged $2}", unchanged("$2"), "{unchanged $13}", unchanged("$13"), "{fingerprint}", sqlFingerprint("error"))
+	bind := func(statement string) string { return sqlschema.Bind(schema, parts.Replace(statement)) }
 	in := func(state State, statement string) string {
 		statement = strings.ReplaceAll(statement, "{picked}", sqlPicked)
 		return bind(strings.ReplaceAll(statement, "{state}", string(state)))
@@ -233,7 +243,7 @@ func newInboxQueries(schema string) inboxQueries {
 	}
 	return inboxQueries{
 		readClock: sqlLetterClock, read: bind(with(full, sqlReadLetter)), lock: bind(with(full, sqlLockLetter)), readLetters: bind(with(full, sqlReadLetters)),
-		count: both(sqlCountLetters), list: both(with(short, sqlListLetters)), pick: both(sqlPickLetters),
+		count: both(sqlCountLetters), list: both(with(short, sqlListLetters)), pick: both(sqlPickLetters), group: both(groupedLetters(inboxGrouping)),
 		seeLetters: both(sqlSeeLetters), holdLetters: both(sqlHoldLetters), page: in(StateDead, sqlPageLetters),
 		retryNow: in(StateRetrying, sqlRetryNow), discard: in(StateDead, sqlDiscard), discardKept: in(StateDead, with(full, sqlDiscardKept)),
 		edit: bind(sqlEditLetter), insertJournal: bind(journal.SQLInsert),

@@ -23,7 +23,7 @@ func ofLetters(condition, statement string) string {
 	if condition != sqlDead {
 		since = "coalesce(refused_at, created_at)"
 	}
-	return strings.NewReplacer("{letters}", condition, "{since}", since).Replace(strings.ReplaceAll(statement, "{picked}", sqlHeldPicked))
+	return strings.NewReplacer("{letters}", condition, "{since}", since, "{fingerprint}", sqlFingerprint("reason")).Replace(strings.ReplaceAll(statement, "{picked}", sqlHeldPicked))
 }
 
 // sqlHeldClock reads the database's clock, $1 microseconds ago.
@@ -33,38 +33,39 @@ const sqlHeldClock = `SELECT clock_timestamp() - $1::bigint * interval '1 micros
 // letter.
 const sqlHeldPicked = `{letters} AND id > $1 AND {since} <= $2 AND ($3::bigint[] IS NULL OR id = ANY ($3))
 	AND ($4::uuid IS NULL OR message_id = $4) AND ($5 = '' OR topic = $5) AND ($6 = '' OR scope = $6) AND ($7 = '' OR key = $7)
-	AND ($8 = '' OR position($8 IN reason) > 0)`
+	AND ($8 = '' OR position($8 IN reason) > 0) AND ($9 = '' OR step = $9) AND ($10::timestamptz IS NULL OR {since} <= $10)
+	AND ({fingerprint} = $11 OR $11 = '') AND (NOT $12::boolean OR step = '')`
 
 const sqlCountHeld = `SELECT count(*) FROM {schema}.outbox_held WHERE {picked}`
 
-// sqlListHeld leaves out payloads: a page of them may take as much memory as $9 largest
+// sqlListHeld leaves out payloads: a page of them may take as much memory as $13 largest
 // messages.
 const sqlListHeld = `
 SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id, content_type,
-	headers, NULL::bytea, octet_length(payload), created_at, attempts, reason, coalesce(refused_at, created_at),
+	headers, NULL::bytea, octet_length(payload), created_at, attempts, reason, '', coalesce(refused_at, created_at),
 	CASE WHEN state <> 'dead' THEN due_at END
-FROM {schema}.outbox_held WHERE {picked} ORDER BY id LIMIT $9`
+FROM {schema}.outbox_held WHERE {picked} ORDER BY id LIMIT $13`
 
 // sqlReadHeld reads one message with its payload.
 const sqlReadHeld = `
 SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id, content_type,
-	headers, payload, octet_length(payload), created_at, attempts, reason, coalesce(refused_at, created_at),
+	headers, payload, octet_length(payload), created_at, attempts, reason, {fingerprint}, coalesce(refused_at, created_at),
 	CASE WHEN state <> 'dead' THEN due_at END
 FROM {schema}.outbox_held WHERE id = $1 AND {letters}`
 
-// sqlRedriveHeld makes up to $9 dead letters due, with all their attempts. They are due at one
+// sqlRedriveHeld makes up to $13 dead letters due, with all their attempts. They are due at one
 // moment, so that they keep their order. Two operators at once lock them in one order; the
 // second one finds them no longer dead.
 const sqlRedriveHeld = `
-WITH batch AS (SELECT id FROM {schema}.outbox_held WHERE {picked} ORDER BY id LIMIT $9 FOR UPDATE)
+WITH batch AS (SELECT id FROM {schema}.outbox_held WHERE {picked} ORDER BY id LIMIT $13 FOR UPDATE)
 UPDATE {schema}.outbox_held h
 SET state = 'delayed', attempts = 0, refused_at = NULL, due_at = (SELECT clock_timestamp())
 FROM batch WHERE h.id = batch.id
 RETURNING h.id, h.ordering_key`
 
-// sqlDiscardHeld removes up to $9 dead letters for good.
+// sqlDiscardHeld removes up to $13 dead letters for good.
 const sqlDiscardHeld = `
-WITH batch AS (SELECT id FROM {schema}.outbox_held WHERE {picked} ORDER BY id LIMIT $9 FOR UPDATE)
+WITH batch AS (SELECT id FROM {schema}.outbox_held WHERE {picked} ORDER BY id LIMIT $13 FOR UPDATE)
 DELETE FROM {schema}.outbox_held h USING batch WHERE h.id = batch.id
 RETURNING h.id, h.ordering_key`
 
@@ -73,12 +74,13 @@ RETURNING h.id, h.ordering_key`
 // missed: outboxsql.PromoteLocked here does not see it yet, and the relay still sees the refused one.
 const sqlLockLease = `SELECT epoch FROM {schema}.outbox_relay FOR NO KEY UPDATE`
 
-// sqlBuryHeld makes up to $9 refused messages dead letters, and messages that wait for their
-// topic. outboxsql.PromoteLocked follows it in the transaction.
+// sqlBuryHeld makes up to $13 refused messages dead letters, and messages that wait for their
+// topic. Their last refusal is then the time of the burial, so that a filter by a moment before it leaves them alone.
+// outboxsql.PromoteLocked follows it in the transaction.
 const sqlBuryHeld = `
-WITH batch AS (SELECT id FROM {schema}.outbox_held WHERE {picked} ORDER BY id LIMIT $9 FOR UPDATE)
+WITH batch AS (SELECT id FROM {schema}.outbox_held WHERE {picked} ORDER BY id LIMIT $13 FOR UPDATE)
 UPDATE {schema}.outbox_held h
-SET state = 'dead', attempts = greatest(h.attempts, 1), refused_at = coalesce(h.refused_at, clock_timestamp())
+SET state = 'dead', attempts = greatest(h.attempts, 1), refused_at = clock_timestamp()
 FROM batch WHERE h.id = batch.id
 RETURNING h.id, h.ordering_key`
 
@@ -214,6 +216,7 @@ ORDER BY id DESC LIMIT $3`
 // outboxQueries are the statements on the messages of a schema's outbox, and on the journal.
 type outboxQueries struct {
 	readClock, read, list, count, listRetrying, countRetrying string
+	group, groupRetrying                                      string
 	redrive, discard, bury, lockLease, promote                string
 	listLogged, countLogged, copyLogged, oldestLogged         string
 	locate, locateUnpublished, pin, planByIndex, readContents string
@@ -226,6 +229,7 @@ func newOutboxQueries(schema string) outboxQueries {
 	return outboxQueries{
 		readClock: sqlHeldClock, read: bind(ofLetters("("+sqlDead+" OR "+sqlRefused+")", sqlReadHeld)),
 		list: bind(ofLetters(sqlDead, sqlListHeld)), count: bind(ofLetters(sqlDead, sqlCountHeld)),
+		group: bind(ofLetters(sqlDead, groupedLetters(outboxGrouping))), groupRetrying: bind(ofLetters(sqlRefused, groupedLetters(outboxGrouping))),
 		listRetrying: bind(ofLetters(sqlRefused, sqlListHeld)), countRetrying: bind(ofLetters(sqlRefused, sqlCountHeld)),
 		redrive: bind(ofLetters(sqlDead, sqlRedriveHeld)), discard: bind(ofLetters(sqlDead, sqlDiscardHeld)),
 		bury: bind(ofLetters(sqlRefused, sqlBuryHeld)), lockLease: bind(sqlLockLease), promote: bind(outboxsql.PromoteLocked),

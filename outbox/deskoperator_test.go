@@ -66,7 +66,7 @@ func (d desk) Discard(ctx context.Context, f outbox.DeadFilter) (int, error) {
 }
 
 func (d desk) Bury(ctx context.Context, ids ...int64) (int, error) {
-	return d.letters.Bury(ctx, ids...)
+	return d.letters.Bury(ctx, operator.ByID(ids...))
 }
 
 func (d desk) Pin(ctx context.Context, tx pgx.Tx) error { return d.locator.Pin(ctx, tx) }

@@ -89,7 +89,7 @@ var verbs = map[string]verb{
 			for i := range ids {
 				ids[i] = int64(i + 1)
 			}
-			return letters(db, schema).Bury(ctx, ids...)
+			return letters(db, schema).Bury(ctx, operator.ByID(ids...))
 		},
 		done: "SELECT count(*) FROM {schema}.outbox_held h JOIN {schema}.outbox_held f ON f.id = h.id + 1000 WHERE h.state = 'dead' AND f.due_at < 'infinity'",
 		left: "SELECT count(*) FROM {schema}.outbox_held h JOIN {schema}.outbox_held f ON f.id = h.id + 1000 WHERE (h.state = 'dead') <> (f.due_at < 'infinity')",

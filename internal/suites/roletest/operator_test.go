@@ -168,7 +168,7 @@ func mendSteps(ctx context.Context, w *world, key string) error {
 	if err := done("list retrying", len(letters) == 1, err); err != nil {
 		return err
 	}
-	n, err = d.Bury(ctx, letters[0].ID)
+	n, err = d.Bury(ctx, operator.ByID(letters[0].ID))
 	return done("bury", n == 1, err)
 }
 
@@ -184,7 +184,7 @@ func mendOutbox(ctx context.Context, w *world, key string) error {
 	if err := done("list refused", len(refused) == 1, err); err != nil {
 		return err
 	}
-	n, err := d.Bury(ctx, refused[0].ID)
+	n, err := d.Bury(ctx, operator.ByID(refused[0].ID))
 	if err := done("release", n == 1, err); err != nil {
 		return err
 	}

@@ -245,7 +245,7 @@ func deadBury(ctx context.Context, c *cli.Call) error {
 	}
 	change.filter.State = operator.StateRetrying
 	return changeLetters(ctx, c, change, "buried", "would bury", func(_ *cli.Target, d *operator.DeadLetters, filter operator.Filter) (int, error) {
-		return d.Bury(ctx, filter.IDs...)
+		return d.Bury(ctx, filter)
 	})
 }
 

@@ -50,7 +50,7 @@ func discardLetters(d *operator.DeadLetters, ctx context.Context, what *changeCa
 }
 
 func releaseIDs(d *operator.DeadLetters, ctx context.Context, what *changeCall) (int, error) {
-	return d.Bury(ctx, what.filter.IDs...)
+	return d.Bury(ctx, what.filter)
 }
 
 // changeLetters makes the change of the letters that the command line picks, or previews it. It prints

@@ -22,18 +22,30 @@ UPDATE {schema}.parked SET state = 'dead', last_at = clock_timestamp() WHERE id 
 SELECT count(*) FROM {schema}.parked WHERE state = 'dead' AND id > $1 AND last_at <= $2 AND ($3::timestamptz IS NULL OR last_at >= $3)
 	AND ($4::bigint[] IS NULL OR id = ANY ($4)) AND ($5 = '' OR step = $5) AND ($6 = '' OR kind = $6) AND ($7 = '' OR reason = $7)
 	AND ($8 = '' OR position($8 IN error) > 0) AND ($9 = '' OR scope = $9) AND ($10 = '' OR key = $10) AND ($11 = '' OR topic = $11)
-	AND ($12::bytea = '' OR message_id = $12)
+	AND ($12::bytea = '' OR message_id = $12) AND (left(encode(sha256(convert_to(left(regexp_replace(left(error, 1000), '"(?:\\.|[^"\\])*(?:"|$)|[[:alnum:]_-]*[0-9][[:alnum:]_-]*|[[:alnum:]]+''[[:alnum:]]+|''[^'']*(?:''|$)|`[^`]*(?:`|$)|[0-9a-fA-F]{8,}', '?', 'g'), 160), 'UTF8')), 'hex'), 16) = $14 OR $14 = '') AND (NOT $15::boolean OR coalesce(step, '') = '')
+	AND ($13::timestamptz IS NULL OR last_at <= $13 AND coalesce(redriven_at <= $13, true)
+	AND CASE WHEN digest IS NULL THEN true ELSE coalesce(substring(
+		convert_from(header_values[array_position(header_names, 'x-sagamill-edited'::bytea)], 'LATIN1')
+		FROM '^edit [0-9]+ at ([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]+Z) by ')::timestamptz <= $13, true) END)
 ---- inboxQueries.count1
 SELECT count(*) FROM {schema}.parked WHERE state = 'retrying' AND id > $1 AND last_at <= $2 AND ($3::timestamptz IS NULL OR last_at >= $3)
 	AND ($4::bigint[] IS NULL OR id = ANY ($4)) AND ($5 = '' OR step = $5) AND ($6 = '' OR kind = $6) AND ($7 = '' OR reason = $7)
 	AND ($8 = '' OR position($8 IN error) > 0) AND ($9 = '' OR scope = $9) AND ($10 = '' OR key = $10) AND ($11 = '' OR topic = $11)
-	AND ($12::bytea = '' OR message_id = $12)
+	AND ($12::bytea = '' OR message_id = $12) AND (left(encode(sha256(convert_to(left(regexp_replace(left(error, 1000), '"(?:\\.|[^"\\])*(?:"|$)|[[:alnum:]_-]*[0-9][[:alnum:]_-]*|[[:alnum:]]+''[[:alnum:]]+|''[^'']*(?:''|$)|`[^`]*(?:`|$)|[0-9a-fA-F]{8,}', '?', 'g'), 160), 'UTF8')), 'hex'), 16) = $14 OR $14 = '') AND (NOT $15::boolean OR coalesce(step, '') = '')
+	AND ($13::timestamptz IS NULL OR last_at <= $13 AND coalesce(redriven_at <= $13, true)
+	AND CASE WHEN digest IS NULL THEN true ELSE coalesce(substring(
+		convert_from(header_values[array_position(header_names, 'x-sagamill-edited'::bytea)], 'LATIN1')
+		FROM '^edit [0-9]+ at ([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]+Z) by ')::timestamptz <= $13, true) END)
 ---- inboxQueries.discard
 
 WITH batch AS (SELECT id FROM {schema}.parked WHERE state = 'dead' AND id > $1 AND last_at <= $2 AND ($3::timestamptz IS NULL OR last_at >= $3)
 	AND ($4::bigint[] IS NULL OR id = ANY ($4)) AND ($5 = '' OR step = $5) AND ($6 = '' OR kind = $6) AND ($7 = '' OR reason = $7)
 	AND ($8 = '' OR position($8 IN error) > 0) AND ($9 = '' OR scope = $9) AND ($10 = '' OR key = $10) AND ($11 = '' OR topic = $11)
-	AND ($12::bytea = '' OR message_id = $12) ORDER BY id LIMIT $13 FOR UPDATE)
+	AND ($12::bytea = '' OR message_id = $12) AND (left(encode(sha256(convert_to(left(regexp_replace(left(error, 1000), '"(?:\\.|[^"\\])*(?:"|$)|[[:alnum:]_-]*[0-9][[:alnum:]_-]*|[[:alnum:]]+''[[:alnum:]]+|''[^'']*(?:''|$)|`[^`]*(?:`|$)|[0-9a-fA-F]{8,}', '?', 'g'), 160), 'UTF8')), 'hex'), 16) = $14 OR $14 = '') AND (NOT $15::boolean OR coalesce(step, '') = '')
+	AND ($13::timestamptz IS NULL OR last_at <= $13 AND coalesce(redriven_at <= $13, true)
+	AND CASE WHEN digest IS NULL THEN true ELSE coalesce(substring(
+		convert_from(header_values[array_position(header_names, 'x-sagamill-edited'::bytea)], 'LATIN1')
+		FROM '^edit [0-9]+ at ([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]+Z) by ')::timestamptz <= $13, true) END) ORDER BY id LIMIT $16 FOR UPDATE)
 DELETE FROM {schema}.parked p USING batch WHERE p.id = batch.id
 RETURNING p.id
 ---- inboxQueries.discardKept
@@ -42,9 +54,13 @@ DELETE FROM {schema}.parked
 WHERE id = ANY (ARRAY(SELECT id FROM {schema}.parked WHERE state = 'dead' AND id > $1 AND last_at <= $2 AND ($3::timestamptz IS NULL OR last_at >= $3)
 	AND ($4::bigint[] IS NULL OR id = ANY ($4)) AND ($5 = '' OR step = $5) AND ($6 = '' OR kind = $6) AND ($7 = '' OR reason = $7)
 	AND ($8 = '' OR position($8 IN error) > 0) AND ($9 = '' OR scope = $9) AND ($10 = '' OR key = $10) AND ($11 = '' OR topic = $11)
-	AND ($12::bytea = '' OR message_id = $12) ORDER BY id LIMIT $13 FOR UPDATE))
+	AND ($12::bytea = '' OR message_id = $12) AND (left(encode(sha256(convert_to(left(regexp_replace(left(error, 1000), '"(?:\\.|[^"\\])*(?:"|$)|[[:alnum:]_-]*[0-9][[:alnum:]_-]*|[[:alnum:]]+''[[:alnum:]]+|''[^'']*(?:''|$)|`[^`]*(?:`|$)|[0-9a-fA-F]{8,}', '?', 'g'), 160), 'UTF8')), 'hex'), 16) = $14 OR $14 = '') AND (NOT $15::boolean OR coalesce(step, '') = '')
+	AND ($13::timestamptz IS NULL OR last_at <= $13 AND coalesce(redriven_at <= $13, true)
+	AND CASE WHEN digest IS NULL THEN true ELSE coalesce(substring(
+		convert_from(header_values[array_position(header_names, 'x-sagamill-edited'::bytea)], 'LATIN1')
+		FROM '^edit [0-9]+ at ([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]+Z) by ')::timestamptz <= $13, true) END) ORDER BY id LIMIT $16 FOR UPDATE))
 RETURNING id, state, kind, coalesce(scope, ''), coalesce(key, ''), coalesce(step, ''), coalesce(n, ''), topic, message_id,
-	header_names, header_values, payload, octet_length(payload), reason, error, stack, attempts, first_at, last_at,
+	header_names, header_values, payload, octet_length(payload), reason, error, stack, left(encode(sha256(convert_to(left(regexp_replace(left(error, 1000), '"(?:\\.|[^"\\])*(?:"|$)|[[:alnum:]_-]*[0-9][[:alnum:]_-]*|[[:alnum:]]+''[[:alnum:]]+|''[^'']*(?:''|$)|`[^`]*(?:`|$)|[0-9a-fA-F]{8,}', '?', 'g'), 160), 'UTF8')), 'hex'), 16), attempts, first_at, last_at,
 	CASE WHEN state = 'retrying' AND isfinite(due_at) THEN due_at END, digest, in_doubt
 ---- inboxQueries.drop
 DELETE FROM {schema}.parked WHERE id = ANY ($1)
@@ -58,16 +74,82 @@ WHERE id = $1
 INSERT INTO {schema}.inbox (scope, key, step, n, state, digest, undo_digest)
 VALUES ($1, $2, $3, $4, $5, $6, $7)
 ON CONFLICT (scope, key, step, n) DO NOTHING
+---- inboxQueries.group0
+
+WITH newest AS MATERIALIZED (
+	SELECT id, topic, coalesce(step, '') AS step, reason AS reason, error AS text, last_at AS at
+	FROM {schema}.parked WHERE state = 'dead' AND id > $1 AND last_at <= $2 AND ($3::timestamptz IS NULL OR last_at >= $3)
+	AND ($4::bigint[] IS NULL OR id = ANY ($4)) AND ($5 = '' OR step = $5) AND ($6 = '' OR kind = $6) AND ($7 = '' OR reason = $7)
+	AND ($8 = '' OR position($8 IN error) > 0) AND ($9 = '' OR scope = $9) AND ($10 = '' OR key = $10) AND ($11 = '' OR topic = $11)
+	AND ($12::bytea = '' OR message_id = $12) AND (left(encode(sha256(convert_to(left(regexp_replace(left(error, 1000), '"(?:\\.|[^"\\])*(?:"|$)|[[:alnum:]_-]*[0-9][[:alnum:]_-]*|[[:alnum:]]+''[[:alnum:]]+|''[^'']*(?:''|$)|`[^`]*(?:`|$)|[0-9a-fA-F]{8,}', '?', 'g'), 160), 'UTF8')), 'hex'), 16) = $14 OR $14 = '') AND (NOT $15::boolean OR coalesce(step, '') = '')
+	AND ($13::timestamptz IS NULL OR last_at <= $13 AND coalesce(redriven_at <= $13, true)
+	AND CASE WHEN digest IS NULL THEN true ELSE coalesce(substring(
+		convert_from(header_values[array_position(header_names, 'x-sagamill-edited'::bytea)], 'LATIN1')
+		FROM '^edit [0-9]+ at ([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]+Z) by ')::timestamptz <= $13, true) END) ORDER BY last_at DESC, id DESC LIMIT $16),
+edge AS MATERIALIZED (SELECT at, id FROM newest ORDER BY at, id LIMIT 1),
+moment AS MATERIALIZED (SELECT clock_timestamp() AS now),
+parts AS (
+	SELECT topic, step, reason, left(regexp_replace(left(text, 1000), '"(?:\\.|[^"\\])*(?:"|$)|[[:alnum:]_-]*[0-9][[:alnum:]_-]*|[[:alnum:]]+''[[:alnum:]]+|''[^'']*(?:''|$)|`[^`]*(?:`|$)|[0-9a-fA-F]{8,}', '?', 'g'), 160) AS masked, max(left(text, 300)) AS text, count(*) AS n, min(at) AS oldest, max(at) AS newest, ARRAY[count(*) FILTER (WHERE at > (SELECT now - interval '3600 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '3300 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '3000 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '2700 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '2400 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '2100 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '1800 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '1500 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '1200 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '900 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '600 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '300 seconds' FROM moment))] AS trend
+	FROM newest GROUP BY 1, 2, 3, 4
+	UNION ALL
+	SELECT topic, coalesce(step, ''), reason, NULL, '', count(*), min(last_at), max(last_at), ARRAY[count(*) FILTER (WHERE last_at > (SELECT now - interval '3600 seconds' FROM moment)), count(*) FILTER (WHERE last_at > (SELECT now - interval '3300 seconds' FROM moment)), count(*) FILTER (WHERE last_at > (SELECT now - interval '3000 seconds' FROM moment)), count(*) FILTER (WHERE last_at > (SELECT now - interval '2700 seconds' FROM moment)), count(*) FILTER (WHERE last_at > (SELECT now - interval '2400 seconds' FROM moment)), count(*) FILTER (WHERE last_at > (SELECT now - interval '2100 seconds' FROM moment)), count(*) FILTER (WHERE last_at > (SELECT now - interval '1800 seconds' FROM moment)), count(*) FILTER (WHERE last_at > (SELECT now - interval '1500 seconds' FROM moment)), count(*) FILTER (WHERE last_at > (SELECT now - interval '1200 seconds' FROM moment)), count(*) FILTER (WHERE last_at > (SELECT now - interval '900 seconds' FROM moment)), count(*) FILTER (WHERE last_at > (SELECT now - interval '600 seconds' FROM moment)), count(*) FILTER (WHERE last_at > (SELECT now - interval '300 seconds' FROM moment))]
+	FROM {schema}.parked WHERE state = 'dead' AND id > $1 AND last_at <= $2 AND ($3::timestamptz IS NULL OR last_at >= $3)
+	AND ($4::bigint[] IS NULL OR id = ANY ($4)) AND ($5 = '' OR step = $5) AND ($6 = '' OR kind = $6) AND ($7 = '' OR reason = $7)
+	AND ($8 = '' OR position($8 IN error) > 0) AND ($9 = '' OR scope = $9) AND ($10 = '' OR key = $10) AND ($11 = '' OR topic = $11)
+	AND ($12::bytea = '' OR message_id = $12) AND (left(encode(sha256(convert_to(left(regexp_replace(left(error, 1000), '"(?:\\.|[^"\\])*(?:"|$)|[[:alnum:]_-]*[0-9][[:alnum:]_-]*|[[:alnum:]]+''[[:alnum:]]+|''[^'']*(?:''|$)|`[^`]*(?:`|$)|[0-9a-fA-F]{8,}', '?', 'g'), 160), 'UTF8')), 'hex'), 16) = $14 OR $14 = '') AND (NOT $15::boolean OR coalesce(step, '') = '')
+	AND ($13::timestamptz IS NULL OR last_at <= $13 AND coalesce(redriven_at <= $13, true)
+	AND CASE WHEN digest IS NULL THEN true ELSE coalesce(substring(
+		convert_from(header_values[array_position(header_names, 'x-sagamill-edited'::bytea)], 'LATIN1')
+		FROM '^edit [0-9]+ at ([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]+Z) by ')::timestamptz <= $13, true) END) AND (last_at, id) < ((SELECT at FROM edge), (SELECT id FROM edge)) GROUP BY 1, 2, 3)
+SELECT topic, step, reason, coalesce(left(encode(sha256(convert_to(masked, 'UTF8')), 'hex'), 16), ''), text, n, oldest, newest, trend,
+	(sum(n) OVER ())::bigint, count(*) OVER ()
+FROM parts ORDER BY n DESC, topic, step, reason, masked LIMIT $17
+---- inboxQueries.group1
+
+WITH newest AS MATERIALIZED (
+	SELECT id, topic, coalesce(step, '') AS step, reason AS reason, error AS text, last_at AS at
+	FROM {schema}.parked WHERE state = 'retrying' AND id > $1 AND last_at <= $2 AND ($3::timestamptz IS NULL OR last_at >= $3)
+	AND ($4::bigint[] IS NULL OR id = ANY ($4)) AND ($5 = '' OR step = $5) AND ($6 = '' OR kind = $6) AND ($7 = '' OR reason = $7)
+	AND ($8 = '' OR position($8 IN error) > 0) AND ($9 = '' OR scope = $9) AND ($10 = '' OR key = $10) AND ($11 = '' OR topic = $11)
+	AND ($12::bytea = '' OR message_id = $12) AND (left(encode(sha256(convert_to(left(regexp_replace(left(error, 1000), '"(?:\\.|[^"\\])*(?:"|$)|[[:alnum:]_-]*[0-9][[:alnum:]_-]*|[[:alnum:]]+''[[:alnum:]]+|''[^'']*(?:''|$)|`[^`]*(?:`|$)|[0-9a-fA-F]{8,}', '?', 'g'), 160), 'UTF8')), 'hex'), 16) = $14 OR $14 = '') AND (NOT $15::boolean OR coalesce(step, '') = '')
+	AND ($13::timestamptz IS NULL OR last_at <= $13 AND coalesce(redriven_at <= $13, true)
+	AND CASE WHEN digest IS NULL THEN true ELSE coalesce(substring(
+		convert_from(header_values[array_position(header_names, 'x-sagamill-edited'::bytea)], 'LATIN1')
+		FROM '^edit [0-9]+ at ([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]+Z) by ')::timestamptz <= $13, true) END) ORDER BY last_at DESC, id DESC LIMIT $16),
+edge AS MATERIALIZED (SELECT at, id FROM newest ORDER BY at, id LIMIT 1),
+moment AS MATERIALIZED (SELECT clock_timestamp() AS now),
+parts AS (
+	SELECT topic, step, reason, left(regexp_replace(left(text, 1000), '"(?:\\.|[^"\\])*(?:"|$)|[[:alnum:]_-]*[0-9][[:alnum:]_-]*|[[:alnum:]]+''[[:alnum:]]+|''[^'']*(?:''|$)|`[^`]*(?:`|$)|[0-9a-fA-F]{8,}', '?', 'g'), 160) AS masked, max(left(text, 300)) AS text, count(*) AS n, min(at) AS oldest, max(at) AS newest, ARRAY[count(*) FILTER (WHERE at > (SELECT now - interval '3600 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '3300 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '3000 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '2700 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '2400 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '2100 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '1800 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '1500 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '1200 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '900 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '600 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '300 seconds' FROM moment))] AS trend
+	FROM newest GROUP BY 1, 2, 3, 4
+	UNION ALL
+	SELECT topic, coalesce(step, ''), reason, NULL, '', count(*), min(last_at), max(last_at), ARRAY[count(*) FILTER (WHERE last_at > (SELECT now - interval '3600 seconds' FROM moment)), count(*) FILTER (WHERE last_at > (SELECT now - interval '3300 seconds' FROM moment)), count(*) FILTER (WHERE last_at > (SELECT now - interval '3000 seconds' FROM moment)), count(*) FILTER (WHERE last_at > (SELECT now - interval '2700 seconds' FROM moment)), count(*) FILTER (WHERE last_at > (SELECT now - interval '2400 seconds' FROM moment)), count(*) FILTER (WHERE last_at > (SELECT now - interval '2100 seconds' FROM moment)), count(*) FILTER (WHERE last_at > (SELECT now - interval '1800 seconds' FROM moment)), count(*) FILTER (WHERE last_at > (SELECT now - interval '1500 seconds' FROM moment)), count(*) FILTER (WHERE last_at > (SELECT now - interval '1200 seconds' FROM moment)), count(*) FILTER (WHERE last_at > (SELECT now - interval '900 seconds' FROM moment)), count(*) FILTER (WHERE last_at > (SELECT now - interval '600 seconds' FROM moment)), count(*) FILTER (WHERE last_at > (SELECT now - interval '300 seconds' FROM moment))]
+	FROM {schema}.parked WHERE state = 'retrying' AND id > $1 AND last_at <= $2 AND ($3::timestamptz IS NULL OR last_at >= $3)
+	AND ($4::bigint[] IS NULL OR id = ANY ($4)) AND ($5 = '' OR step = $5) AND ($6 = '' OR kind = $6) AND ($7 = '' OR reason = $7)
+	AND ($8 = '' OR position($8 IN error) > 0) AND ($9 = '' OR scope = $9) AND ($10 = '' OR key = $10) AND ($11 = '' OR topic = $11)
+	AND ($12::bytea = '' OR message_id = $12) AND (left(encode(sha256(convert_to(left(regexp_replace(left(error, 1000), '"(?:\\.|[^"\\])*(?:"|$)|[[:alnum:]_-]*[0-9][[:alnum:]_-]*|[[:alnum:]]+''[[:alnum:]]+|''[^'']*(?:''|$)|`[^`]*(?:`|$)|[0-9a-fA-F]{8,}', '?', 'g'), 160), 'UTF8')), 'hex'), 16) = $14 OR $14 = '') AND (NOT $15::boolean OR coalesce(step, '') = '')
+	AND ($13::timestamptz IS NULL OR last_at <= $13 AND coalesce(redriven_at <= $13, true)
+	AND CASE WHEN digest IS NULL THEN true ELSE coalesce(substring(
+		convert_from(header_values[array_position(header_names, 'x-sagamill-edited'::bytea)], 'LATIN1')
+		FROM '^edit [0-9]+ at ([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]+Z) by ')::timestamptz <= $13, true) END) AND (last_at, id) < ((SELECT at FROM edge), (SELECT id FROM edge)) GROUP BY 1, 2, 3)
+SELECT topic, step, reason, coalesce(left(encode(sha256(convert_to(masked, 'UTF8')), 'hex'), 16), ''), text, n, oldest, newest, trend,
+	(sum(n) OVER ())::bigint, count(*) OVER ()
+FROM parts ORDER BY n DESC, topic, step, reason, masked LIMIT $17
 ---- inboxQueries.holdLetters0
 
 SELECT id, kind, coalesce(scope, ''), coalesce(key, ''), coalesce(step, ''), coalesce(n, ''), coalesce(digest, sha256(payload)),
 	header_values[array_position(header_names, 'timestamp'::bytea)], first_at
-FROM {schema}.parked WHERE id = ANY ($1) AND state = 'dead' AND NOT (state = 'retrying' AND reason = 'calling' AND due_at > clock_timestamp()) ORDER BY id FOR UPDATE
+FROM {schema}.parked WHERE id = ANY ($1) AND state = 'dead' AND ($2::timestamptz IS NULL OR last_at <= $2 AND coalesce(redriven_at <= $2, true)
+	AND CASE WHEN digest IS NULL THEN true ELSE coalesce(substring(
+		convert_from(header_values[array_position(header_names, 'x-sagamill-edited'::bytea)], 'LATIN1')
+		FROM '^edit [0-9]+ at ([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]+Z) by ')::timestamptz <= $2, true) END) AND NOT (state = 'retrying' AND reason = 'calling' AND due_at > clock_timestamp()) ORDER BY id FOR UPDATE
 ---- inboxQueries.holdLetters1
 
 SELECT id, kind, coalesce(scope, ''), coalesce(key, ''), coalesce(step, ''), coalesce(n, ''), coalesce(digest, sha256(payload)),
 	header_values[array_position(header_names, 'timestamp'::bytea)], first_at
-FROM {schema}.parked WHERE id = ANY ($1) AND state = 'retrying' AND NOT (state = 'retrying' AND reason = 'calling' AND due_at > clock_timestamp()) ORDER BY id FOR UPDATE
+FROM {schema}.parked WHERE id = ANY ($1) AND state = 'retrying' AND ($2::timestamptz IS NULL OR last_at <= $2 AND coalesce(redriven_at <= $2, true)
+	AND CASE WHEN digest IS NULL THEN true ELSE coalesce(substring(
+		convert_from(header_values[array_position(header_names, 'x-sagamill-edited'::bytea)], 'LATIN1')
+		FROM '^edit [0-9]+ at ([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]+Z) by ')::timestamptz <= $2, true) END) AND NOT (state = 'retrying' AND reason = 'calling' AND due_at > clock_timestamp()) ORDER BY id FOR UPDATE
 ---- inboxQueries.holdSteps
 
 SELECT i.scope, i.key, i.step, i.n, i.state, i.attempts, i.undo_attempts, i.digest, i.undo_digest
@@ -82,18 +164,26 @@ VALUES (coalesce(nullif($1, ''), session_user), $2, $3, $4, $5)
 SELECT set_config('lock_timeout', $1, true)
 ---- inboxQueries.list0
 SELECT id, state, kind, coalesce(scope, ''), coalesce(key, ''), coalesce(step, ''), coalesce(n, ''), topic, message_id,
-	header_names, header_values, NULL::bytea, octet_length(payload), reason, error, '', attempts, first_at, last_at,
+	header_names, header_values, NULL::bytea, octet_length(payload), reason, error, '', '', attempts, first_at, last_at,
 	CASE WHEN state = 'retrying' AND isfinite(due_at) THEN due_at END, digest, in_doubt FROM {schema}.parked WHERE state = 'dead' AND id > $1 AND last_at <= $2 AND ($3::timestamptz IS NULL OR last_at >= $3)
 	AND ($4::bigint[] IS NULL OR id = ANY ($4)) AND ($5 = '' OR step = $5) AND ($6 = '' OR kind = $6) AND ($7 = '' OR reason = $7)
 	AND ($8 = '' OR position($8 IN error) > 0) AND ($9 = '' OR scope = $9) AND ($10 = '' OR key = $10) AND ($11 = '' OR topic = $11)
-	AND ($12::bytea = '' OR message_id = $12) ORDER BY id LIMIT $13
+	AND ($12::bytea = '' OR message_id = $12) AND (left(encode(sha256(convert_to(left(regexp_replace(left(error, 1000), '"(?:\\.|[^"\\])*(?:"|$)|[[:alnum:]_-]*[0-9][[:alnum:]_-]*|[[:alnum:]]+''[[:alnum:]]+|''[^'']*(?:''|$)|`[^`]*(?:`|$)|[0-9a-fA-F]{8,}', '?', 'g'), 160), 'UTF8')), 'hex'), 16) = $14 OR $14 = '') AND (NOT $15::boolean OR coalesce(step, '') = '')
+	AND ($13::timestamptz IS NULL OR last_at <= $13 AND coalesce(redriven_at <= $13, true)
+	AND CASE WHEN digest IS NULL THEN true ELSE coalesce(substring(
+		convert_from(header_values[array_position(header_names, 'x-sagamill-edited'::bytea)], 'LATIN1')
+		FROM '^edit [0-9]+ at ([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]+Z) by ')::timestamptz <= $13, true) END) ORDER BY id LIMIT $16
 ---- inboxQueries.list1
 SELECT id, state, kind, coalesce(scope, ''), coalesce(key, ''), coalesce(step, ''), coalesce(n, ''), topic, message_id,
-	header_names, header_values, NULL::bytea, octet_length(payload), reason, error, '', attempts, first_at, last_at,
+	header_names, header_values, NULL::bytea, octet_length(payload), reason, error, '', '', attempts, first_at, last_at,
 	CASE WHEN state = 'retrying' AND isfinite(due_at) THEN due_at END, digest, in_doubt FROM {schema}.parked WHERE state = 'retrying' AND id > $1 AND last_at <= $2 AND ($3::timestamptz IS NULL OR last_at >= $3)
 	AND ($4::bigint[] IS NULL OR id = ANY ($4)) AND ($5 = '' OR step = $5) AND ($6 = '' OR kind = $6) AND ($7 = '' OR reason = $7)
 	AND ($8 = '' OR position($8 IN error) > 0) AND ($9 = '' OR scope = $9) AND ($10 = '' OR key = $10) AND ($11 = '' OR topic = $11)
-	AND ($12::bytea = '' OR message_id = $12) ORDER BY id LIMIT $13
+	AND ($12::bytea = '' OR message_id = $12) AND (left(encode(sha256(convert_to(left(regexp_replace(left(error, 1000), '"(?:\\.|[^"\\])*(?:"|$)|[[:alnum:]_-]*[0-9][[:alnum:]_-]*|[[:alnum:]]+''[[:alnum:]]+|''[^'']*(?:''|$)|`[^`]*(?:`|$)|[0-9a-fA-F]{8,}', '?', 'g'), 160), 'UTF8')), 'hex'), 16) = $14 OR $14 = '') AND (NOT $15::boolean OR coalesce(step, '') = '')
+	AND ($13::timestamptz IS NULL OR last_at <= $13 AND coalesce(redriven_at <= $13, true)
+	AND CASE WHEN digest IS NULL THEN true ELSE coalesce(substring(
+		convert_from(header_values[array_position(header_names, 'x-sagamill-edited'::bytea)], 'LATIN1')
+		FROM '^edit [0-9]+ at ([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]+Z) by ')::timestamptz <= $13, true) END) ORDER BY id LIMIT $16
 ---- inboxQueries.locateMoment
 
 SELECT clock_timestamp(), nullif(swept_before, '-infinity'), current_setting('transaction_isolation')
@@ -110,7 +200,7 @@ scopes AS (
 	UNION ALL
 	SELECT scope FROM other WHERE scope IS NOT NULL)
 SELECT id, state, kind, coalesce(scope, ''), coalesce(key, ''), coalesce(step, ''), coalesce(n, ''), topic, message_id,
-	header_names, header_values, NULL::bytea, octet_length(payload), reason, error, '', attempts, first_at, last_at,
+	header_names, header_values, NULL::bytea, octet_length(payload), reason, error, '', '', attempts, first_at, last_at,
 	CASE WHEN state = 'retrying' AND isfinite(due_at) THEN due_at END, digest, in_doubt FROM {schema}.parked
 WHERE id = ANY (ARRAY(SELECT p.id FROM scopes s CROSS JOIN LATERAL (
 	SELECT id FROM {schema}.parked WHERE scope = s.scope AND key = $2 LIMIT $3) p))
@@ -133,8 +223,11 @@ FROM scopes s CROSS JOIN LATERAL (
 ORDER BY i.created_at, i.scope, i.step, i.n LIMIT $3
 ---- inboxQueries.lock
 SELECT id, state, kind, coalesce(scope, ''), coalesce(key, ''), coalesce(step, ''), coalesce(n, ''), topic, message_id,
-	header_names, header_values, payload, octet_length(payload), reason, error, stack, attempts, first_at, last_at,
-	CASE WHEN state = 'retrying' AND isfinite(due_at) THEN due_at END, digest, in_doubt FROM {schema}.parked WHERE id = $1 AND state = 'dead' FOR UPDATE
+	header_names, header_values, payload, octet_length(payload), reason, error, stack, left(encode(sha256(convert_to(left(regexp_replace(left(error, 1000), '"(?:\\.|[^"\\])*(?:"|$)|[[:alnum:]_-]*[0-9][[:alnum:]_-]*|[[:alnum:]]+''[[:alnum:]]+|''[^'']*(?:''|$)|`[^`]*(?:`|$)|[0-9a-fA-F]{8,}', '?', 'g'), 160), 'UTF8')), 'hex'), 16), attempts, first_at, last_at,
+	CASE WHEN state = 'retrying' AND isfinite(due_at) THEN due_at END, digest, in_doubt FROM {schema}.parked WHERE id = $1 AND state = 'dead' AND ($2::timestamptz IS NULL OR last_at <= $2 AND coalesce(redriven_at <= $2, true)
+	AND CASE WHEN digest IS NULL THEN true ELSE coalesce(substring(
+		convert_from(header_values[array_position(header_names, 'x-sagamill-edited'::bytea)], 'LATIN1')
+		FROM '^edit [0-9]+ at ([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]+Z) by ')::timestamptz <= $2, true) END) FOR UPDATE
 ---- inboxQueries.moveSteps
 
 UPDATE {schema}.inbox i SET state = m.state, updated_at = clock_timestamp()
@@ -147,23 +240,35 @@ SELECT id FROM (
 	FROM (SELECT id, payload FROM {schema}.parked WHERE state = 'dead' AND id > $1 AND last_at <= $2 AND ($3::timestamptz IS NULL OR last_at >= $3)
 	AND ($4::bigint[] IS NULL OR id = ANY ($4)) AND ($5 = '' OR step = $5) AND ($6 = '' OR kind = $6) AND ($7 = '' OR reason = $7)
 	AND ($8 = '' OR position($8 IN error) > 0) AND ($9 = '' OR scope = $9) AND ($10 = '' OR key = $10) AND ($11 = '' OR topic = $11)
-	AND ($12::bytea = '' OR message_id = $12) AND kind = ANY ($14) ORDER BY id LIMIT $13) first) sized
-WHERE before < $15 ORDER BY id
+	AND ($12::bytea = '' OR message_id = $12) AND (left(encode(sha256(convert_to(left(regexp_replace(left(error, 1000), '"(?:\\.|[^"\\])*(?:"|$)|[[:alnum:]_-]*[0-9][[:alnum:]_-]*|[[:alnum:]]+''[[:alnum:]]+|''[^'']*(?:''|$)|`[^`]*(?:`|$)|[0-9a-fA-F]{8,}', '?', 'g'), 160), 'UTF8')), 'hex'), 16) = $14 OR $14 = '') AND (NOT $15::boolean OR coalesce(step, '') = '')
+	AND ($13::timestamptz IS NULL OR last_at <= $13 AND coalesce(redriven_at <= $13, true)
+	AND CASE WHEN digest IS NULL THEN true ELSE coalesce(substring(
+		convert_from(header_values[array_position(header_names, 'x-sagamill-edited'::bytea)], 'LATIN1')
+		FROM '^edit [0-9]+ at ([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]+Z) by ')::timestamptz <= $13, true) END) AND kind = ANY ($17) ORDER BY id LIMIT $16) first) sized
+WHERE before < $18 ORDER BY id
 ---- inboxQueries.pick0
 
 SELECT id FROM {schema}.parked WHERE state = 'dead' AND id > $1 AND last_at <= $2 AND ($3::timestamptz IS NULL OR last_at >= $3)
 	AND ($4::bigint[] IS NULL OR id = ANY ($4)) AND ($5 = '' OR step = $5) AND ($6 = '' OR kind = $6) AND ($7 = '' OR reason = $7)
 	AND ($8 = '' OR position($8 IN error) > 0) AND ($9 = '' OR scope = $9) AND ($10 = '' OR key = $10) AND ($11 = '' OR topic = $11)
-	AND ($12::bytea = '' OR message_id = $12) AND kind = ANY ($14) ORDER BY id LIMIT $13
+	AND ($12::bytea = '' OR message_id = $12) AND (left(encode(sha256(convert_to(left(regexp_replace(left(error, 1000), '"(?:\\.|[^"\\])*(?:"|$)|[[:alnum:]_-]*[0-9][[:alnum:]_-]*|[[:alnum:]]+''[[:alnum:]]+|''[^'']*(?:''|$)|`[^`]*(?:`|$)|[0-9a-fA-F]{8,}', '?', 'g'), 160), 'UTF8')), 'hex'), 16) = $14 OR $14 = '') AND (NOT $15::boolean OR coalesce(step, '') = '')
+	AND ($13::timestamptz IS NULL OR last_at <= $13 AND coalesce(redriven_at <= $13, true)
+	AND CASE WHEN digest IS NULL THEN true ELSE coalesce(substring(
+		convert_from(header_values[array_position(header_names, 'x-sagamill-edited'::bytea)], 'LATIN1')
+		FROM '^edit [0-9]+ at ([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]+Z) by ')::timestamptz <= $13, true) END) AND kind = ANY ($17) ORDER BY id LIMIT $16
 ---- inboxQueries.pick1
 
 SELECT id FROM {schema}.parked WHERE state = 'retrying' AND id > $1 AND last_at <= $2 AND ($3::timestamptz IS NULL OR last_at >= $3)
 	AND ($4::bigint[] IS NULL OR id = ANY ($4)) AND ($5 = '' OR step = $5) AND ($6 = '' OR kind = $6) AND ($7 = '' OR reason = $7)
 	AND ($8 = '' OR position($8 IN error) > 0) AND ($9 = '' OR scope = $9) AND ($10 = '' OR key = $10) AND ($11 = '' OR topic = $11)
-	AND ($12::bytea = '' OR message_id = $12) AND kind = ANY ($14) ORDER BY id LIMIT $13
+	AND ($12::bytea = '' OR message_id = $12) AND (left(encode(sha256(convert_to(left(regexp_replace(left(error, 1000), '"(?:\\.|[^"\\])*(?:"|$)|[[:alnum:]_-]*[0-9][[:alnum:]_-]*|[[:alnum:]]+''[[:alnum:]]+|''[^'']*(?:''|$)|`[^`]*(?:`|$)|[0-9a-fA-F]{8,}', '?', 'g'), 160), 'UTF8')), 'hex'), 16) = $14 OR $14 = '') AND (NOT $15::boolean OR coalesce(step, '') = '')
+	AND ($13::timestamptz IS NULL OR last_at <= $13 AND coalesce(redriven_at <= $13, true)
+	AND CASE WHEN digest IS NULL THEN true ELSE coalesce(substring(
+		convert_from(header_values[array_position(header_names, 'x-sagamill-edited'::bytea)], 'LATIN1')
+		FROM '^edit [0-9]+ at ([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]+Z) by ')::timestamptz <= $13, true) END) AND kind = ANY ($17) ORDER BY id LIMIT $16
 ---- inboxQueries.read
 SELECT id, state, kind, coalesce(scope, ''), coalesce(key, ''), coalesce(step, ''), coalesce(n, ''), topic, message_id,
-	header_names, header_values, payload, octet_length(payload), reason, error, stack, attempts, first_at, last_at,
+	header_names, header_values, payload, octet_length(payload), reason, error, stack, left(encode(sha256(convert_to(left(regexp_replace(left(error, 1000), '"(?:\\.|[^"\\])*(?:"|$)|[[:alnum:]_-]*[0-9][[:alnum:]_-]*|[[:alnum:]]+''[[:alnum:]]+|''[^'']*(?:''|$)|`[^`]*(?:`|$)|[0-9a-fA-F]{8,}', '?', 'g'), 160), 'UTF8')), 'hex'), 16), attempts, first_at, last_at,
 	CASE WHEN state = 'retrying' AND isfinite(due_at) THEN due_at END, digest, in_doubt FROM {schema}.parked WHERE id = $1
 ---- inboxQueries.readClock
 
@@ -177,7 +282,7 @@ WHERE state = 'retrying' AND (scope, key, step, n) IN (SELECT * FROM unnest($1::
 SELECT nullif(swept_before, '-infinity') FROM {schema}.inbox_horizon
 ---- inboxQueries.readLetters
 SELECT id, state, kind, coalesce(scope, ''), coalesce(key, ''), coalesce(step, ''), coalesce(n, ''), topic, message_id,
-	header_names, header_values, payload, octet_length(payload), reason, error, stack, attempts, first_at, last_at,
+	header_names, header_values, payload, octet_length(payload), reason, error, stack, left(encode(sha256(convert_to(left(regexp_replace(left(error, 1000), '"(?:\\.|[^"\\])*(?:"|$)|[[:alnum:]_-]*[0-9][[:alnum:]_-]*|[[:alnum:]]+''[[:alnum:]]+|''[^'']*(?:''|$)|`[^`]*(?:`|$)|[0-9a-fA-F]{8,}', '?', 'g'), 160), 'UTF8')), 'hex'), 16), attempts, first_at, last_at,
 	CASE WHEN state = 'retrying' AND isfinite(due_at) THEN due_at END, digest, in_doubt FROM {schema}.parked WHERE id = ANY ($1) AND state = 'dead' ORDER BY id
 ---- inboxQueries.readSteps
 
@@ -194,7 +299,11 @@ RETURNING id
 WITH batch AS (SELECT id FROM {schema}.parked WHERE state = 'retrying' AND id > $1 AND last_at <= $2 AND ($3::timestamptz IS NULL OR last_at >= $3)
 	AND ($4::bigint[] IS NULL OR id = ANY ($4)) AND ($5 = '' OR step = $5) AND ($6 = '' OR kind = $6) AND ($7 = '' OR reason = $7)
 	AND ($8 = '' OR position($8 IN error) > 0) AND ($9 = '' OR scope = $9) AND ($10 = '' OR key = $10) AND ($11 = '' OR topic = $11)
-	AND ($12::bytea = '' OR message_id = $12) AND NOT (state = 'retrying' AND reason = 'calling' AND due_at > clock_timestamp()) ORDER BY id LIMIT $13 FOR UPDATE SKIP LOCKED)
+	AND ($12::bytea = '' OR message_id = $12) AND (left(encode(sha256(convert_to(left(regexp_replace(left(error, 1000), '"(?:\\.|[^"\\])*(?:"|$)|[[:alnum:]_-]*[0-9][[:alnum:]_-]*|[[:alnum:]]+''[[:alnum:]]+|''[^'']*(?:''|$)|`[^`]*(?:`|$)|[0-9a-fA-F]{8,}', '?', 'g'), 160), 'UTF8')), 'hex'), 16) = $14 OR $14 = '') AND (NOT $15::boolean OR coalesce(step, '') = '')
+	AND ($13::timestamptz IS NULL OR last_at <= $13 AND coalesce(redriven_at <= $13, true)
+	AND CASE WHEN digest IS NULL THEN true ELSE coalesce(substring(
+		convert_from(header_values[array_position(header_names, 'x-sagamill-edited'::bytea)], 'LATIN1')
+		FROM '^edit [0-9]+ at ([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]+Z) by ')::timestamptz <= $13, true) END) AND NOT (state = 'retrying' AND reason = 'calling' AND due_at > clock_timestamp()) ORDER BY id LIMIT $16 FOR UPDATE SKIP LOCKED)
 UPDATE {schema}.parked p SET due_at = least(p.due_at, clock_timestamp())
 FROM batch WHERE p.id = batch.id
 RETURNING p.id
@@ -202,12 +311,18 @@ RETURNING p.id
 
 SELECT id, kind, coalesce(scope, ''), coalesce(key, ''), coalesce(step, ''), coalesce(n, ''), coalesce(digest, sha256(payload)),
 	header_values[array_position(header_names, 'timestamp'::bytea)], first_at
-FROM {schema}.parked WHERE id = ANY ($1) AND state = 'dead' AND NOT (state = 'retrying' AND reason = 'calling' AND due_at > clock_timestamp()) ORDER BY id
+FROM {schema}.parked WHERE id = ANY ($1) AND state = 'dead' AND ($2::timestamptz IS NULL OR last_at <= $2 AND coalesce(redriven_at <= $2, true)
+	AND CASE WHEN digest IS NULL THEN true ELSE coalesce(substring(
+		convert_from(header_values[array_position(header_names, 'x-sagamill-edited'::bytea)], 'LATIN1')
+		FROM '^edit [0-9]+ at ([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]+Z) by ')::timestamptz <= $2, true) END) AND NOT (state = 'retrying' AND reason = 'calling' AND due_at > clock_timestamp()) ORDER BY id
 ---- inboxQueries.seeLetters1
 
 SELECT id, kind, coalesce(scope, ''), coalesce(key, ''), coalesce(step, ''), coalesce(n, ''), coalesce(digest, sha256(payload)),
 	header_values[array_position(header_names, 'timestamp'::bytea)], first_at
-FROM {schema}.parked WHERE id = ANY ($1) AND state = 'retrying' AND NOT (state = 'retrying' AND reason = 'calling' AND due_at > clock_timestamp()) ORDER BY id
+FROM {schema}.parked WHERE id = ANY ($1) AND state = 'retrying' AND ($2::timestamptz IS NULL OR last_at <= $2 AND coalesce(redriven_at <= $2, true)
+	AND CASE WHEN digest IS NULL THEN true ELSE coalesce(substring(
+		convert_from(header_values[array_position(header_names, 'x-sagamill-edited'::bytea)], 'LATIN1')
+		FROM '^edit [0-9]+ at ([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]+Z) by ')::timestamptz <= $2, true) END) AND NOT (state = 'retrying' AND reason = 'calling' AND due_at > clock_timestamp()) ORDER BY id
 ---- inboxQueries.send
 
 UPDATE {schema}.parked SET state = 'retrying', attempts = 0, round = round + 1, due_at = clock_timestamp(), redriven_at = clock_timestamp(),
@@ -320,9 +435,10 @@ WHERE s.ended_at IS NULL AND length(s.progress) <= $4
 
 WITH batch AS (SELECT id FROM {schema}.outbox_held WHERE (state = 'refused' OR state = 'waiting' AND due_at < 'infinity' AND reason <> '') AND id > $1 AND coalesce(refused_at, created_at) <= $2 AND ($3::bigint[] IS NULL OR id = ANY ($3))
 	AND ($4::uuid IS NULL OR message_id = $4) AND ($5 = '' OR topic = $5) AND ($6 = '' OR scope = $6) AND ($7 = '' OR key = $7)
-	AND ($8 = '' OR position($8 IN reason) > 0) ORDER BY id LIMIT $9 FOR UPDATE)
+	AND ($8 = '' OR position($8 IN reason) > 0) AND ($9 = '' OR step = $9) AND ($10::timestamptz IS NULL OR coalesce(refused_at, created_at) <= $10)
+	AND (left(encode(sha256(convert_to(left(regexp_replace(left(reason, 1000), '"(?:\\.|[^"\\])*(?:"|$)|[[:alnum:]_-]*[0-9][[:alnum:]_-]*|[[:alnum:]]+''[[:alnum:]]+|''[^'']*(?:''|$)|`[^`]*(?:`|$)|[0-9a-fA-F]{8,}', '?', 'g'), 160), 'UTF8')), 'hex'), 16) = $11 OR $11 = '') AND (NOT $12::boolean OR step = '') ORDER BY id LIMIT $13 FOR UPDATE)
 UPDATE {schema}.outbox_held h
-SET state = 'dead', attempts = greatest(h.attempts, 1), refused_at = coalesce(h.refused_at, clock_timestamp())
+SET state = 'dead', attempts = greatest(h.attempts, 1), refused_at = clock_timestamp()
 FROM batch WHERE h.id = batch.id
 RETURNING h.id, h.ordering_key
 ---- outboxQueries.copyLogged
@@ -338,7 +454,8 @@ ORDER BY id
 ---- outboxQueries.count
 SELECT count(*) FROM {schema}.outbox_held WHERE state = 'dead' AND id > $1 AND refused_at <= $2 AND ($3::bigint[] IS NULL OR id = ANY ($3))
 	AND ($4::uuid IS NULL OR message_id = $4) AND ($5 = '' OR topic = $5) AND ($6 = '' OR scope = $6) AND ($7 = '' OR key = $7)
-	AND ($8 = '' OR position($8 IN reason) > 0)
+	AND ($8 = '' OR position($8 IN reason) > 0) AND ($9 = '' OR step = $9) AND ($10::timestamptz IS NULL OR refused_at <= $10)
+	AND (left(encode(sha256(convert_to(left(regexp_replace(left(reason, 1000), '"(?:\\.|[^"\\])*(?:"|$)|[[:alnum:]_-]*[0-9][[:alnum:]_-]*|[[:alnum:]]+''[[:alnum:]]+|''[^'']*(?:''|$)|`[^`]*(?:`|$)|[0-9a-fA-F]{8,}', '?', 'g'), 160), 'UTF8')), 'hex'), 16) = $11 OR $11 = '') AND (NOT $12::boolean OR step = '')
 ---- outboxQueries.countLogged
 SELECT count(*), coalesce(max(id), 0) FROM {schema}.outbox m WHERE leaf IS DISTINCT FROM -1 AND id > $5 AND ($1 = '' OR scope = $1) AND ($2 = '' OR key = $2)
 	AND ($3::timestamptz IS NULL OR created_at >= $3) AND ($4::timestamptz IS NULL OR created_at < $4)
@@ -346,14 +463,60 @@ SELECT count(*), coalesce(max(id), 0) FROM {schema}.outbox m WHERE leaf IS DISTI
 ---- outboxQueries.countRetrying
 SELECT count(*) FROM {schema}.outbox_held WHERE (state = 'refused' OR state = 'waiting' AND due_at < 'infinity' AND reason <> '') AND id > $1 AND coalesce(refused_at, created_at) <= $2 AND ($3::bigint[] IS NULL OR id = ANY ($3))
 	AND ($4::uuid IS NULL OR message_id = $4) AND ($5 = '' OR topic = $5) AND ($6 = '' OR scope = $6) AND ($7 = '' OR key = $7)
-	AND ($8 = '' OR position($8 IN reason) > 0)
+	AND ($8 = '' OR position($8 IN reason) > 0) AND ($9 = '' OR step = $9) AND ($10::timestamptz IS NULL OR coalesce(refused_at, created_at) <= $10)
+	AND (left(encode(sha256(convert_to(left(regexp_replace(left(reason, 1000), '"(?:\\.|[^"\\])*(?:"|$)|[[:alnum:]_-]*[0-9][[:alnum:]_-]*|[[:alnum:]]+''[[:alnum:]]+|''[^'']*(?:''|$)|`[^`]*(?:`|$)|[0-9a-fA-F]{8,}', '?', 'g'), 160), 'UTF8')), 'hex'), 16) = $11 OR $11 = '') AND (NOT $12::boolean OR step = '')
 ---- outboxQueries.discard
 
 WITH batch AS (SELECT id FROM {schema}.outbox_held WHERE state = 'dead' AND id > $1 AND refused_at <= $2 AND ($3::bigint[] IS NULL OR id = ANY ($3))
 	AND ($4::uuid IS NULL OR message_id = $4) AND ($5 = '' OR topic = $5) AND ($6 = '' OR scope = $6) AND ($7 = '' OR key = $7)
-	AND ($8 = '' OR position($8 IN reason) > 0) ORDER BY id LIMIT $9 FOR UPDATE)
+	AND ($8 = '' OR position($8 IN reason) > 0) AND ($9 = '' OR step = $9) AND ($10::timestamptz IS NULL OR refused_at <= $10)
+	AND (left(encode(sha256(convert_to(left(regexp_replace(left(reason, 1000), '"(?:\\.|[^"\\])*(?:"|$)|[[:alnum:]_-]*[0-9][[:alnum:]_-]*|[[:alnum:]]+''[[:alnum:]]+|''[^'']*(?:''|$)|`[^`]*(?:`|$)|[0-9a-fA-F]{8,}', '?', 'g'), 160), 'UTF8')), 'hex'), 16) = $11 OR $11 = '') AND (NOT $12::boolean OR step = '') ORDER BY id LIMIT $13 FOR UPDATE)
 DELETE FROM {schema}.outbox_held h USING batch WHERE h.id = batch.id
 RETURNING h.id, h.ordering_key
+---- outboxQueries.group
+
+WITH newest AS MATERIALIZED (
+	SELECT id, topic, step AS step, '' AS reason, reason AS text, refused_at AS at
+	FROM {schema}.outbox_held WHERE state = 'dead' AND id > $1 AND refused_at <= $2 AND ($3::bigint[] IS NULL OR id = ANY ($3))
+	AND ($4::uuid IS NULL OR message_id = $4) AND ($5 = '' OR topic = $5) AND ($6 = '' OR scope = $6) AND ($7 = '' OR key = $7)
+	AND ($8 = '' OR position($8 IN reason) > 0) AND ($9 = '' OR step = $9) AND ($10::timestamptz IS NULL OR refused_at <= $10)
+	AND (left(encode(sha256(convert_to(left(regexp_replace(left(reason, 1000), '"(?:\\.|[^"\\])*(?:"|$)|[[:alnum:]_-]*[0-9][[:alnum:]_-]*|[[:alnum:]]+''[[:alnum:]]+|''[^'']*(?:''|$)|`[^`]*(?:`|$)|[0-9a-fA-F]{8,}', '?', 'g'), 160), 'UTF8')), 'hex'), 16) = $11 OR $11 = '') AND (NOT $12::boolean OR step = '') ORDER BY refused_at DESC, id DESC LIMIT $13),
+edge AS MATERIALIZED (SELECT at, id FROM newest ORDER BY at, id LIMIT 1),
+moment AS MATERIALIZED (SELECT clock_timestamp() AS now),
+parts AS (
+	SELECT topic, step, reason, left(regexp_replace(left(text, 1000), '"(?:\\.|[^"\\])*(?:"|$)|[[:alnum:]_-]*[0-9][[:alnum:]_-]*|[[:alnum:]]+''[[:alnum:]]+|''[^'']*(?:''|$)|`[^`]*(?:`|$)|[0-9a-fA-F]{8,}', '?', 'g'), 160) AS masked, max(left(text, 300)) AS text, count(*) AS n, min(at) AS oldest, max(at) AS newest, ARRAY[count(*) FILTER (WHERE at > (SELECT now - interval '3600 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '3300 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '3000 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '2700 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '2400 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '2100 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '1800 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '1500 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '1200 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '900 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '600 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '300 seconds' FROM moment))] AS trend
+	FROM newest GROUP BY 1, 2, 3, 4
+	UNION ALL
+	SELECT topic, step, '', NULL, '', count(*), min(refused_at), max(refused_at), ARRAY[count(*) FILTER (WHERE refused_at > (SELECT now - interval '3600 seconds' FROM moment)), count(*) FILTER (WHERE refused_at > (SELECT now - interval '3300 seconds' FROM moment)), count(*) FILTER (WHERE refused_at > (SELECT now - interval '3000 seconds' FROM moment)), count(*) FILTER (WHERE refused_at > (SELECT now - interval '2700 seconds' FROM moment)), count(*) FILTER (WHERE refused_at > (SELECT now - interval '2400 seconds' FROM moment)), count(*) FILTER (WHERE refused_at > (SELECT now - interval '2100 seconds' FROM moment)), count(*) FILTER (WHERE refused_at > (SELECT now - interval '1800 seconds' FROM moment)), count(*) FILTER (WHERE refused_at > (SELECT now - interval '1500 seconds' FROM moment)), count(*) FILTER (WHERE refused_at > (SELECT now - interval '1200 seconds' FROM moment)), count(*) FILTER (WHERE refused_at > (SELECT now - interval '900 seconds' FROM moment)), count(*) FILTER (WHERE refused_at > (SELECT now - interval '600 seconds' FROM moment)), count(*) FILTER (WHERE refused_at > (SELECT now - interval '300 seconds' FROM moment))]
+	FROM {schema}.outbox_held WHERE state = 'dead' AND id > $1 AND refused_at <= $2 AND ($3::bigint[] IS NULL OR id = ANY ($3))
+	AND ($4::uuid IS NULL OR message_id = $4) AND ($5 = '' OR topic = $5) AND ($6 = '' OR scope = $6) AND ($7 = '' OR key = $7)
+	AND ($8 = '' OR position($8 IN reason) > 0) AND ($9 = '' OR step = $9) AND ($10::timestamptz IS NULL OR refused_at <= $10)
+	AND (left(encode(sha256(convert_to(left(regexp_replace(left(reason, 1000), '"(?:\\.|[^"\\])*(?:"|$)|[[:alnum:]_-]*[0-9][[:alnum:]_-]*|[[:alnum:]]+''[[:alnum:]]+|''[^'']*(?:''|$)|`[^`]*(?:`|$)|[0-9a-fA-F]{8,}', '?', 'g'), 160), 'UTF8')), 'hex'), 16) = $11 OR $11 = '') AND (NOT $12::boolean OR step = '') AND (refused_at, id) < ((SELECT at FROM edge), (SELECT id FROM edge)) GROUP BY 1, 2, 3)
+SELECT topic, step, reason, coalesce(left(encode(sha256(convert_to(masked, 'UTF8')), 'hex'), 16), ''), text, n, oldest, newest, trend,
+	(sum(n) OVER ())::bigint, count(*) OVER ()
+FROM parts ORDER BY n DESC, topic, step, reason, masked LIMIT $14
+---- outboxQueries.groupRetrying
+
+WITH newest AS MATERIALIZED (
+	SELECT id, topic, step AS step, '' AS reason, reason AS text, coalesce(refused_at, created_at) AS at
+	FROM {schema}.outbox_held WHERE (state = 'refused' OR state = 'waiting' AND due_at < 'infinity' AND reason <> '') AND id > $1 AND coalesce(refused_at, created_at) <= $2 AND ($3::bigint[] IS NULL OR id = ANY ($3))
+	AND ($4::uuid IS NULL OR message_id = $4) AND ($5 = '' OR topic = $5) AND ($6 = '' OR scope = $6) AND ($7 = '' OR key = $7)
+	AND ($8 = '' OR position($8 IN reason) > 0) AND ($9 = '' OR step = $9) AND ($10::timestamptz IS NULL OR coalesce(refused_at, created_at) <= $10)
+	AND (left(encode(sha256(convert_to(left(regexp_replace(left(reason, 1000), '"(?:\\.|[^"\\])*(?:"|$)|[[:alnum:]_-]*[0-9][[:alnum:]_-]*|[[:alnum:]]+''[[:alnum:]]+|''[^'']*(?:''|$)|`[^`]*(?:`|$)|[0-9a-fA-F]{8,}', '?', 'g'), 160), 'UTF8')), 'hex'), 16) = $11 OR $11 = '') AND (NOT $12::boolean OR step = '') ORDER BY coalesce(refused_at, created_at) DESC, id DESC LIMIT $13),
+edge AS MATERIALIZED (SELECT at, id FROM newest ORDER BY at, id LIMIT 1),
+moment AS MATERIALIZED (SELECT clock_timestamp() AS now),
+parts AS (
+	SELECT topic, step, reason, left(regexp_replace(left(text, 1000), '"(?:\\.|[^"\\])*(?:"|$)|[[:alnum:]_-]*[0-9][[:alnum:]_-]*|[[:alnum:]]+''[[:alnum:]]+|''[^'']*(?:''|$)|`[^`]*(?:`|$)|[0-9a-fA-F]{8,}', '?', 'g'), 160) AS masked, max(left(text, 300)) AS text, count(*) AS n, min(at) AS oldest, max(at) AS newest, ARRAY[count(*) FILTER (WHERE at > (SELECT now - interval '3600 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '3300 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '3000 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '2700 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '2400 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '2100 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '1800 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '1500 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '1200 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '900 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '600 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '300 seconds' FROM moment))] AS trend
+	FROM newest GROUP BY 1, 2, 3, 4
+	UNION ALL
+	SELECT topic, step, '', NULL, '', count(*), min(coalesce(refused_at, created_at)), max(coalesce(refused_at, created_at)), ARRAY[count(*) FILTER (WHERE coalesce(refused_at, created_at) > (SELECT now - interval '3600 seconds' FROM moment)), count(*) FILTER (WHERE coalesce(refused_at, created_at) > (SELECT now - interval '3300 seconds' FROM moment)), count(*) FILTER (WHERE coalesce(refused_at, created_at) > (SELECT now - interval '3000 seconds' FROM moment)), count(*) FILTER (WHERE coalesce(refused_at, created_at) > (SELECT now - interval '2700 seconds' FROM moment)), count(*) FILTER (WHERE coalesce(refused_at, created_at) > (SELECT now - interval '2400 seconds' FROM moment)), count(*) FILTER (WHERE coalesce(refused_at, created_at) > (SELECT now - interval '2100 seconds' FROM moment)), count(*) FILTER (WHERE coalesce(refused_at, created_at) > (SELECT now - interval '1800 seconds' FROM moment)), count(*) FILTER (WHERE coalesce(refused_at, created_at) > (SELECT now - interval '1500 seconds' FROM moment)), count(*) FILTER (WHERE coalesce(refused_at, created_at) > (SELECT now - interval '1200 seconds' FROM moment)), count(*) FILTER (WHERE coalesce(refused_at, created_at) > (SELECT now - interval '900 seconds' FROM moment)), count(*) FILTER (WHERE coalesce(refused_at, created_at) > (SELECT now - interval '600 seconds' FROM moment)), count(*) FILTER (WHERE coalesce(refused_at, created_at) > (SELECT now - interval '300 seconds' FROM moment))]
+	FROM {schema}.outbox_held WHERE (state = 'refused' OR state = 'waiting' AND due_at < 'infinity' AND reason <> '') AND id > $1 AND coalesce(refused_at, created_at) <= $2 AND ($3::bigint[] IS NULL OR id = ANY ($3))
+	AND ($4::uuid IS NULL OR message_id = $4) AND ($5 = '' OR topic = $5) AND ($6 = '' OR scope = $6) AND ($7 = '' OR key = $7)
+	AND ($8 = '' OR position($8 IN reason) > 0) AND ($9 = '' OR step = $9) AND ($10::timestamptz IS NULL OR coalesce(refused_at, created_at) <= $10)
+	AND (left(encode(sha256(convert_to(left(regexp_replace(left(reason, 1000), '"(?:\\.|[^"\\])*(?:"|$)|[[:alnum:]_-]*[0-9][[:alnum:]_-]*|[[:alnum:]]+''[[:alnum:]]+|''[^'']*(?:''|$)|`[^`]*(?:`|$)|[0-9a-fA-F]{8,}', '?', 'g'), 160), 'UTF8')), 'hex'), 16) = $11 OR $11 = '') AND (NOT $12::boolean OR step = '') AND (coalesce(refused_at, created_at), id) < ((SELECT at FROM edge), (SELECT id FROM edge)) GROUP BY 1, 2, 3)
+SELECT topic, step, reason, coalesce(left(encode(sha256(convert_to(masked, 'UTF8')), 'hex'), 16), ''), text, n, oldest, newest, trend,
+	(sum(n) OVER ())::bigint, count(*) OVER ()
+FROM parts ORDER BY n DESC, topic, step, reason, masked LIMIT $14
 ---- outboxQueries.insertJournal
 
 INSERT INTO {schema}.operator_journal (who, verb, what, ids, why)
@@ -361,11 +524,12 @@ VALUES (coalesce(nullif($1, ''), session_user), $2, $3, $4, $5)
 ---- outboxQueries.list
 
 SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id, content_type,
-	headers, NULL::bytea, octet_length(payload), created_at, attempts, reason, coalesce(refused_at, created_at),
+	headers, NULL::bytea, octet_length(payload), created_at, attempts, reason, '', coalesce(refused_at, created_at),
 	CASE WHEN state <> 'dead' THEN due_at END
 FROM {schema}.outbox_held WHERE state = 'dead' AND id > $1 AND refused_at <= $2 AND ($3::bigint[] IS NULL OR id = ANY ($3))
 	AND ($4::uuid IS NULL OR message_id = $4) AND ($5 = '' OR topic = $5) AND ($6 = '' OR scope = $6) AND ($7 = '' OR key = $7)
-	AND ($8 = '' OR position($8 IN reason) > 0) ORDER BY id LIMIT $9
+	AND ($8 = '' OR position($8 IN reason) > 0) AND ($9 = '' OR step = $9) AND ($10::timestamptz IS NULL OR refused_at <= $10)
+	AND (left(encode(sha256(convert_to(left(regexp_replace(left(reason, 1000), '"(?:\\.|[^"\\])*(?:"|$)|[[:alnum:]_-]*[0-9][[:alnum:]_-]*|[[:alnum:]]+''[[:alnum:]]+|''[^'']*(?:''|$)|`[^`]*(?:`|$)|[0-9a-fA-F]{8,}', '?', 'g'), 160), 'UTF8')), 'hex'), 16) = $11 OR $11 = '') AND (NOT $12::boolean OR step = '') ORDER BY id LIMIT $13
 ---- outboxQueries.listJournal
 
 SELECT id, at, who, db_user, verb, what, ids, why FROM {schema}.operator_journal
@@ -382,11 +546,12 @@ ORDER BY id LIMIT $7
 ---- outboxQueries.listRetrying
 
 SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id, content_type,
-	headers, NULL::bytea, octet_length(payload), created_at, attempts, reason, coalesce(refused_at, created_at),
+	headers, NULL::bytea, octet_length(payload), created_at, attempts, reason, '', coalesce(refused_at, created_at),
 	CASE WHEN state <> 'dead' THEN due_at END
 FROM {schema}.outbox_held WHERE (state = 'refused' OR state = 'waiting' AND due_at < 'infinity' AND reason <> '') AND id > $1 AND coalesce(refused_at, created_at) <= $2 AND ($3::bigint[] IS NULL OR id = ANY ($3))
 	AND ($4::uuid IS NULL OR message_id = $4) AND ($5 = '' OR topic = $5) AND ($6 = '' OR scope = $6) AND ($7 = '' OR key = $7)
-	AND ($8 = '' OR position($8 IN reason) > 0) ORDER BY id LIMIT $9
+	AND ($8 = '' OR position($8 IN reason) > 0) AND ($9 = '' OR step = $9) AND ($10::timestamptz IS NULL OR coalesce(refused_at, created_at) <= $10)
+	AND (left(encode(sha256(convert_to(left(regexp_replace(left(reason, 1000), '"(?:\\.|[^"\\])*(?:"|$)|[[:alnum:]_-]*[0-9][[:alnum:]_-]*|[[:alnum:]]+''[[:alnum:]]+|''[^'']*(?:''|$)|`[^`]*(?:`|$)|[0-9a-fA-F]{8,}', '?', 'g'), 160), 'UTF8')), 'hex'), 16) = $11 OR $11 = '') AND (NOT $12::boolean OR step = '') ORDER BY id LIMIT $13
 ---- outboxQueries.locate
 
 WITH relay AS MATERIALIZED (
@@ -582,7 +747,7 @@ SELECT key FROM first WHERE id IS NULL
 ---- outboxQueries.read
 
 SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id, content_type,
-	headers, payload, octet_length(payload), created_at, attempts, reason, coalesce(refused_at, created_at),
+	headers, payload, octet_length(payload), created_at, attempts, reason, left(encode(sha256(convert_to(left(regexp_replace(left(reason, 1000), '"(?:\\.|[^"\\])*(?:"|$)|[[:alnum:]_-]*[0-9][[:alnum:]_-]*|[[:alnum:]]+''[[:alnum:]]+|''[^'']*(?:''|$)|`[^`]*(?:`|$)|[0-9a-fA-F]{8,}', '?', 'g'), 160), 'UTF8')), 'hex'), 16), coalesce(refused_at, created_at),
 	CASE WHEN state <> 'dead' THEN due_at END
 FROM {schema}.outbox_held WHERE id = $1 AND (state = 'dead' OR (state = 'refused' OR state = 'waiting' AND due_at < 'infinity' AND reason <> ''))
 ---- outboxQueries.readClock
@@ -600,7 +765,8 @@ ORDER BY id
 
 WITH batch AS (SELECT id FROM {schema}.outbox_held WHERE state = 'dead' AND id > $1 AND refused_at <= $2 AND ($3::bigint[] IS NULL OR id = ANY ($3))
 	AND ($4::uuid IS NULL OR message_id = $4) AND ($5 = '' OR topic = $5) AND ($6 = '' OR scope = $6) AND ($7 = '' OR key = $7)
-	AND ($8 = '' OR position($8 IN reason) > 0) ORDER BY id LIMIT $9 FOR UPDATE)
+	AND ($8 = '' OR position($8 IN reason) > 0) AND ($9 = '' OR step = $9) AND ($10::timestamptz IS NULL OR refused_at <= $10)
+	AND (left(encode(sha256(convert_to(left(regexp_replace(left(reason, 1000), '"(?:\\.|[^"\\])*(?:"|$)|[[:alnum:]_-]*[0-9][[:alnum:]_-]*|[[:alnum:]]+''[[:alnum:]]+|''[^'']*(?:''|$)|`[^`]*(?:`|$)|[0-9a-fA-F]{8,}', '?', 'g'), 160), 'UTF8')), 'hex'), 16) = $11 OR $11 = '') AND (NOT $12::boolean OR step = '') ORDER BY id LIMIT $13 FOR UPDATE)
 UPDATE {schema}.outbox_held h
 SET state = 'delayed', attempts = 0, refused_at = NULL, due_at = (SELECT clock_timestamp())
 FROM batch WHERE h.id = batch.id

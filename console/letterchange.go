@@ -1,0 +1,482 @@
+package console
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"net/url"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/sagamill/sagamill/operator"
+)
+
+// letterKinds are the changes of letters.
+func (c *Console) letterKinds() []*changeKind {
+	all := []*changeKind{c.editKind()}
+	for kind, verb := range letterChanges {
+		all = append(all, &changeKind{name: kind, parse: func(ctx context.Context, params url.Values) (change, error) {
+			search, err := parseLetterSearch(params)
+			if err != nil {
+				return nil, err
+			}
+			if !search.narrows() {
+				return nil, badRequest("The search picks every letter of every schema: name a schema, a topic, a step, a reason or another condition first.")
+			}
+			if search.State != "" && search.state() != verb.of {
+				return nil, badRequest(fmt.Sprintf("This change is for letters that are %s.", verb.of))
+			}
+			sides, _, err := c.chooseSides(ctx, search)
+			if err != nil {
+				return nil, err
+			}
+			return &letterChange{verb: verb, sides: sides, filter: search.filter(verb.of), of: search.describe()}, nil
+		}})
+	}
+	return all
+}
+
+// A letterVerbKind is what a change does to letters.
+type letterVerbKind struct {
+	label       string
+	of          operator.State // the letters that it is for
+	needs       Role
+	consequence string
+	preview     func(ctx context.Context, l *letterChange, side letterSide, d *operator.DeadLetters, p *preview) error
+	apply       func(ctx context.Context, d *operator.DeadLetters, filter operator.Filter, o *applyOptions, progress func(tally)) (tally, error)
+}
+
+var letterChanges = map[string]letterVerbKind{
+	"redrive": {"Redrive letters", operator.StateDead, RoleOperator, "Each letter is retried with all its attempts, and actions before compensations. A letter whose step is done is removed. " +
+		"A letter of the outbox is published again, behind later messages of its ordering key.", previewRedrive, applyRedrive},
+	"discard": {"Discard letters", operator.StateDead, RoleAdmin, "The letters are removed for good and never run. The saga of a letter waits until its deadline. This cannot be undone.",
+		previewLetters, applyDiscard},
+	"bury": {"Bury messages", operator.StateRetrying, RoleOperator, "The messages become dead letters before their attempts are used up, so that they can be edited or discarded. " +
+		"A saga that waits for one of them waits until its deadline.", previewLetters, applyBury},
+}
+
+// A letterChange changes all letters that a filter picks.
+type letterChange struct {
+	verb   letterVerbKind
+	sides  []letterSide
+	filter operator.Filter
+	of     string
+}
+
+func (l *letterChange) role() Role          { return l.verb.needs }
+func (l *letterChange) title() string       { return l.verb.label + ": " + l.of }
+func (l *letterChange) consequence() string { return l.verb.consequence }
+
+func (l *letterChange) places() (all []*place) {
+	for _, side := range l.sides {
+		if !slices.Contains(all, side.place) {
+			all = append(all, side.place)
+		}
+	}
+	return all
+}
+
+// eachSide calls do for each side, and skips those that the schema does not have.
+func (l *letterChange) eachSide(by Actor, why string, do func(letterSide, *operator.DeadLetters) error) error {
+	missing := 0
+	for _, side := range l.sides {
+		d, err := side.letters(side.Side, by, why)
+		if err == nil {
+			err = do(side, d)
+		}
+		switch {
+		case isWithoutTable(err) && missing < len(l.sides)-1:
+			missing++
+		case err != nil:
+			return err
+		}
+	}
+	return nil
+}
+
+func (l *letterChange) preview(ctx context.Context) (p preview, err error) {
+	err = l.eachSide("", "", func(side letterSide, d *operator.DeadLetters) error {
+		return l.verb.preview(ctx, l, side, d, &p)
+	})
+	return p, err
+}
+
+// previewLetters counts the letters and lists the first.
+func previewLetters(ctx context.Context, l *letterChange, side letterSide, d *operator.DeadLetters, p *preview) error {
+	count, err := d.Count(ctx, l.filter)
+	if err != nil {
+		return err
+	}
+	p.Count += count
+	first, err := d.List(ctx, l.filter, 0, maxSamples)
+	for i := 0; err == nil && i < len(first) && len(p.Samples) < maxSamples; i++ {
+		p.Samples = append(p.Samples, sampleLetter(side, &first[i]))
+	}
+	return err
+}
+
+func sampleLetter(side letterSide, l *operator.DeadLetter) sample {
+	name := fmt.Sprintf("letter %d of the %s", l.ID, l.Side)
+	if l.Key != "" {
+		name += fmt.Sprintf(": %s/%s %s", l.Scope, l.Key, l.Step)
+	}
+	return sample{side.Label, name, strings.TrimSpace(string(l.Reason) + " " + clipText(l.Error, maxNote))}
+}
+
+const maxNote = 160 // characters
+
+// clipBytes cuts text to at most n bytes, between two characters.
+func clipBytes(text string, n int) string {
+	if len(text) <= n {
+		return text
+	}
+	return strings.ToValidUTF8(text[:n], "") + "…"
+}
+
+// maxPredicted is how many letters of a side a preview of a redrive predicts the outcomes of: it reads their payloads.
+const maxPredicted = 2000
+
+// errPredicted ends a preview after maxPredicted letters.
+var errPredicted = errors.New("console: enough letters are previewed")
+
+// previewRedrive counts all letters, and predicts the outcomes of the first.
+func previewRedrive(ctx context.Context, l *letterChange, side letterSide, d *operator.DeadLetters, p *preview) error {
+	count, err := d.Count(ctx, l.filter)
+	if err != nil || count == 0 {
+		return err
+	}
+	predicted := 0
+	stays := operator.Outcomes{}
+	effects := map[string]int{}
+	_, err = d.Preview(ctx, l.filter, nil, func(seen operator.Preview) error {
+		if predicted >= maxPredicted {
+			return errPredicted
+		}
+		predicted++
+		says := describeOutcome(side.Side, seen.Outcome)
+		stays[seen.Outcome]++
+		if stays.Left() > 0 && isLeft(seen.Outcome) {
+			addReason(&p.Refused, says, 1)
+			return nil
+		}
+		effects[says]++
+		if len(p.Samples) < maxSamples {
+			one := sampleLetter(side, &seen.DeadLetter)
+			one.Note = says
+			p.Samples = append(p.Samples, one)
+		}
+		return nil
+	})
+	if err != nil && !errors.Is(err, errPredicted) {
+		return err
+	}
+	for says, n := range effects {
+		addReason(&p.Effects, says, n)
+	}
+	if count > predicted {
+		addReason(&p.Effects, fmt.Sprintf("Their outcomes are not predicted: a preview reads %d letters of a side.", maxPredicted), count-predicted)
+	}
+	p.Count += max(count, predicted) - stays.Left()
+	return nil
+}
+
+// isLeft reports whether a letter with this outcome stays a dead letter.
+func isLeft(outcome operator.Outcome) bool { return operator.Outcomes{outcome: 1}.Left() > 0 }
+
+func addReason(counts *map[string]int, reason string, n int) {
+	if *counts == nil {
+		*counts = map[string]int{}
+	}
+	(*counts)[reason] += n
+}
+
+func (l *letterChange) apply(ctx context.Context, o *applyOptions, progress func(tally)) (total tally, err error) {
+	err = l.eachSide(o.Actor, o.Why, func(side letterSide, d *operator.DeadLetters) error {
+		filter := l.filter
+		if filter.UnchangedSince, err = o.momentOf(side.place); err != nil {
+			return errLateSchema
+		}
+		if filter.Older > 0 { // letters that have become old enough since the preview are not those of the preview
+			now, err := operator.ReadClock(ctx, side.pool)
+			if err != nil {
+				return err
+			}
+			filter.Older += now.Sub(filter.UnchangedSince)
+		}
+		sum := func(of tally) tally {
+			t := tally{}
+			t.add(total)
+			t.add(of)
+			return t
+		}
+		made, err := l.verb.apply(ctx, d, filter, o, func(of tally) { progress(sum(of)) })
+		total = sum(made)
+		if err == nil {
+			err = ctx.Err()
+		}
+		return err
+	})
+	return total, err
+}
+
+func applyRedrive(ctx context.Context, d *operator.DeadLetters, filter operator.Filter, o *applyOptions, progress func(tally)) (tally, error) {
+	tallyOf := func(made operator.Outcomes) tally {
+		t := tally{Done: made.Sent() + made.Removed(), Busy: made[operator.OutcomeBusy]}
+		for _, outcome := range []operator.Outcome{operator.OutcomeKeyReused, operator.OutcomeTooOld} {
+			if made[outcome] > 0 {
+				addReason(&t.Refused, outcomeTexts[outcome], made[outcome])
+			}
+		}
+		return t
+	}
+	made, err := d.Redrive(ctx, filter, &operator.RedriveOptions{Rate: o.Rate, Progress: func(soFar operator.Outcomes) { progress(tallyOf(soFar)) }})
+	return tallyOf(made), err
+}
+
+func applyDiscard(ctx context.Context, d *operator.DeadLetters, filter operator.Filter, o *applyOptions, progress func(tally)) (tally, error) {
+	return applyPages(ctx, d, filter, o, progress, func(filter operator.Filter) (int, error) { return d.Discard(ctx, filter, nil) })
+}
+
+func applyBury(ctx context.Context, d *operator.DeadLetters, filter operator.Filter, o *applyOptions, progress func(tally)) (tally, error) {
+	return applyPages(ctx, d, filter, o, progress, func(filter operator.Filter) (int, error) { return d.Bury(ctx, filter) })
+}
+
+// lettersOfBatch is how many letters a discard or a burial changes at once.
+const lettersOfBatch = 500
+
+// applyPages calls do with the filter of one page of letters after another, at the rate of o. It ends between two pages
+// when ctx ends.
+func applyPages(ctx context.Context, d *operator.DeadLetters, filter operator.Filter, o *applyOptions, progress func(tally), do func(operator.Filter) (int, error)) (t tally, err error) {
+	size := lettersOfBatch
+	if o.Rate > 0 {
+		size = min(size, max(1, int(o.Rate)))
+	}
+	for after := int64(0); ; {
+		page, err := d.List(ctx, filter, after, size)
+		if err != nil || len(page) == 0 {
+			return t, err
+		}
+		one := filter
+		one.IDs = nil
+		for i := range page {
+			one.IDs = append(one.IDs, page[i].ID)
+		}
+		n, err := do(one)
+		t.Done, t.Changed = t.Done+n, t.Changed+len(page)-n
+		if err != nil {
+			return t, err
+		}
+		progress(t)
+		if len(page) < size {
+			return t, nil
+		}
+		after = page[len(page)-1].ID
+		if o.Rate > 0 {
+			pause := time.NewTimer(time.Duration(float64(len(page)) / o.Rate * float64(time.Second)))
+			select {
+			case <-ctx.Done():
+			case <-pause.C:
+			}
+			pause.Stop()
+		}
+		if err := ctx.Err(); err != nil {
+			return t, err
+		}
+	}
+}
+
+// editKind is the change that edits one letter. The parameters are those of the letter, with payload and headers as they
+// were typed; without one of them it stays as it is.
+func (c *Console) editKind() *changeKind {
+	return &changeKind{name: "edit", maxForm: maxEditForm, parse: func(ctx context.Context, params url.Values) (change, error) {
+		search, err := parseLetterSearch(params)
+		if err != nil {
+			return nil, err
+		}
+		if len(search.parsed.IDs) != 1 || search.Side != string(operator.Inbox) {
+			return nil, badRequest("An edit needs the database, the schema and the id of a letter of the inbox.")
+		}
+		sides, _, err := c.chooseSides(ctx, search)
+		if err != nil {
+			return nil, err
+		}
+		if len(sides) != 1 {
+			return nil, badRequest("An edit needs the database and the schema of its letter.")
+		}
+		e := &editChange{console: c, side: sides[0], id: search.parsed.IDs[0], notJSON: params.Get("notjson") != ""}
+		for name, field := range map[string]**string{"payload": &e.payload, "headers": &e.headers} {
+			if !params.Has(name) {
+				continue
+			}
+			text := strings.ReplaceAll(params.Get(name), "\r\n", "\n")
+			if !isPlain(text, true) || len(text) > maxEdited {
+				return nil, wrongInput("The %s must be text of at most %d bytes, without control characters.", name, maxEdited)
+			}
+			*field = &text
+		}
+		return e, nil
+	}}
+}
+
+// A typedError says what is wrong with what a person typed into a form that can show it again.
+type typedError struct{ *pageError }
+
+// Unwrap returns the page for requests without the form.
+func (e *typedError) Unwrap() error { return e.pageError }
+
+func wrongInput(format string, args ...any) error {
+	return &typedError{badRequest(fmt.Sprintf(format, args...))}
+}
+
+// An editChange edits one letter.
+type editChange struct {
+	console          *Console
+	side             letterSide
+	id               int64
+	payload, headers *string // as typed, with newlines; nil: unchanged
+	notJSON          bool
+}
+
+func (e *editChange) role() Role { return RoleAdmin }
+func (e *editChange) title() string {
+	return fmt.Sprintf("Edit letter %d of %s", e.id, e.side.Label)
+}
+func (e *editChange) consequence() string {
+	return "The letter stays a dead letter until somebody redrives it. Its handler then gets what is stored now, with a header that says who edited it. What it replaces is not kept."
+}
+func (e *editChange) places() []*place { return []*place{e.side.place} }
+
+// operation returns the edit of l that makes it what was typed.
+func (e *editChange) operation(l *operator.DeadLetter) (operator.Edit, error) {
+	var made operator.Edit
+	if e.payload != nil && *e.payload != strings.ReplaceAll(string(l.Payload), "\r\n", "\n") {
+		if _, why := e.console.editableText("payload", l, string(l.Payload)); why != "" {
+			return made, wrongInput("The payload cannot be edited here. %s", why)
+		}
+		made.Payload = []byte(*e.payload)
+		var invalid any
+		if err := json.Unmarshal(made.Payload, &invalid); err != nil && !e.notJSON {
+			return made, wrongInput("The payload is not JSON: %s. Say that it is meant, or change it.", err)
+		}
+	}
+	if e.headers == nil {
+		return made, nil
+	}
+	typed, err := parseHeaders(*e.headers)
+	if err != nil {
+		return made, err
+	}
+	if _, why := e.console.editableText("headers", l, formatHeaders(l, isEditableHeader)); why != "" {
+		return made, wrongInput("The headers cannot be edited here. %s", why)
+	}
+	for _, name := range slices.Sorted(maps.Keys(l.Headers)) {
+		if _, stays := typed[name]; !stays && isEditableHeader(name, l.Headers[name]) {
+			made.Remove = append(made.Remove, name)
+		}
+	}
+	for name, value := range typed {
+		if was, found := l.Headers[name]; !found || was != value {
+			if made.Set == nil {
+				made.Set = map[string]string{}
+			}
+			made.Set[name] = value
+		}
+	}
+	return made, nil
+}
+
+// parseHeaders reads lines of a name, a colon, a space and a value.
+func parseHeaders(text string) (map[string]string, error) {
+	headers := map[string]string{}
+	for i, line := range strings.Split(text, "\n") {
+		if strings.TrimSpace(line) == "" {
+			continue
+		}
+		name, value, found := strings.Cut(line, ": ")
+		if !found {
+			name, found = strings.CutSuffix(line, ":") // without a value
+		}
+		if !found || strings.TrimSpace(name) != name || name == "" {
+			return nil, wrongInput("Line %d of the headers is not a name, a colon, a space and a value: %.60q.", i+1, line)
+		}
+		if _, twice := headers[name]; twice {
+			return nil, wrongInput("The header %.60q is there twice.", name)
+		}
+		headers[name] = value
+	}
+	return headers, nil
+}
+
+// explainEdit returns an error of package operator about an edit for the form.
+func explainEdit(err error) error {
+	switch {
+	case errors.Is(err, operator.ErrIdentity):
+		return wrongInput("Key and scope are the identity of a letter that has a step, and cannot be edited: %s", afterLast(err.Error(), ": "))
+	case errors.Is(err, operator.ErrInvalidEdit):
+		return wrongInput("The edit is refused: %s.", strings.TrimPrefix(err.Error(), operator.ErrInvalidEdit.Error()+": "))
+	}
+	return err
+}
+
+func (e *editChange) preview(ctx context.Context) (p preview, err error) {
+	d, err := e.side.letters(e.side.Side, "", "")
+	if err != nil {
+		return p, err
+	}
+	was, err := d.Get(ctx, e.id)
+	if errors.Is(err, operator.ErrNoDeadLetter) || err == nil && was.State != operator.StateDead {
+		return p, errNoLetter(e.side.Side, e.id)
+	}
+	if err != nil {
+		return p, err
+	}
+	made, err := e.operation(&was)
+	if err != nil {
+		return p, err
+	}
+	made.By = undecided
+	is, err := made.Apply(was, time.Now())
+	if err != nil {
+		return p, explainEdit(err)
+	}
+	p.Count, p.Samples = 1, []sample{sampleLetter(e.side, &was)}
+	if made.Payload != nil {
+		p.Diffs = append(p.Diffs, diffContent("Payload", string(was.Payload), string(is.Payload)))
+	}
+	if len(made.Set)+len(made.Remove) > 0 {
+		p.Diffs = append(p.Diffs, diffContent("Headers", formatHeaders(&was, isEditableHeader), formatHeaders(&is, isEditableHeader)))
+	}
+	return p, nil
+}
+
+// apply edits the letter, unless it has changed since the preview.
+func (e *editChange) apply(ctx context.Context, o *applyOptions, _ func(tally)) (tally, error) {
+	moment, err := o.momentOf(e.side.place)
+	if err != nil {
+		return tally{}, errLateSchema
+	}
+	d, err := e.side.letters(e.side.Side, o.Actor, o.Why)
+	if err != nil {
+		return tally{}, err
+	}
+	was, err := d.Get(ctx, e.id)
+	if err == nil {
+		var made operator.Edit
+		if made, err = e.operation(&was); err == nil {
+			made.By, made.UnchangedSince = clipBytes(string(o.Actor), maxEditor), moment
+			_, _, err = d.Edit(ctx, e.id, made)
+		}
+	}
+	switch {
+	case errors.Is(err, operator.ErrNoDeadLetter), errors.Is(err, operator.ErrInvalidEdit): // it has changed, perhaps by this edit
+		return tally{Changed: 1}, nil
+	case err != nil:
+		return tally{}, explainEdit(err)
+	}
+	return tally{Done: 1}, nil
+}
+
+const maxEditor = 120 // bytes of an actor in the header of an edit
