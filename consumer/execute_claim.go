@@ -1,12 +1,10 @@
 package consumer
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"slices"
-	"strconv"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -313,52 +311,6 @@ func (c *claimer) lockExistingRows(ctx context.Context, tx pgx.Tx, attempts []*a
 	return nil
 }
 
-// columns are the scan targets for a row's state, counts and digests.
-func (c *cell) columns() []any {
-	return []any{&c.state, &c.attempts, &c.undoAttempts, &c.digest, &c.undoDigest}
-}
-
-func compareIdentity(a, b *attempt) int {
-	return cmp.Or(cmp.Compare(a.Scope, b.Scope), cmp.Compare(a.Key, b.Key), cmp.Compare(a.Step, b.Step), cmp.Compare(a.joinedN(), b.joinedN()))
-}
-
-// identity are the columns that name the step's row.
-func (m *received) identity() []any { return []any{m.Scope, m.Key, m.Step, m.joinedN()} }
-
-// claimArgs are the columns of a claimed row: the action is done, or the compensation has found nothing to undo.
-func (a *attempt) claimArgs() []any {
-	if a.kind == compensation {
-		return append(a.identity(), void, 0, nil, a.digest)
-	}
-	return append(a.identity(), done, 1, a.digest, nil)
-}
-
-// identityColumns are the identities of attempts as four columns, for unnest.
-func identityColumns(attempts []*attempt) []any {
-	columns := make([][]string, 4)
-	for _, a := range attempts {
-		for i, value := range []string{a.Scope, a.Key, a.Step, a.joinedN()} {
-			columns[i] = append(columns[i], value)
-		}
-	}
-	return []any{columns[0], columns[1], columns[2], columns[3]}
-}
-
-func claimColumns(attempts []*attempt) []any {
-	var states []string
-	var entries []int
-	var digests, undoDigests [][]byte
-	for _, a := range attempts {
-		to, n, digest, undoDigest := done, 1, a.digest, []byte(nil)
-		if a.kind == compensation {
-			to, n, digest, undoDigest = void, 0, nil, a.digest
-		}
-		states, entries = append(states, string(to)), append(entries, n)
-		digests, undoDigests = append(digests, digest), append(undoDigests, undoDigest)
-	}
-	return append(identityColumns(attempts), states, entries, digests, undoDigests)
-}
-
 // idleLimit is how long the transaction of attempts may be idle: the longest Timeout of their steps and
 // databaseTimeout.
 func idleLimit(attempts []*attempt) time.Duration {
@@ -368,8 +320,6 @@ func idleLimit(attempts []*attempt) time.Duration {
 	}
 	return longest + databaseTimeout
 }
-
-func milliseconds(d time.Duration) string { return strconv.FormatInt(d.Milliseconds(), 10) }
 
 // queueOpening reads the transaction's number and the horizon after the claims in b. For one attempt it also locks the
 // row that existed before.

@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
-	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -272,44 +271,6 @@ func (l *logReader) fetchMessages(ctx context.Context, batch *pgx.Batch, list []
 	slices.SortFunc(rows, func(a, b row) int { return cmp.Compare(a.ID, b.ID) })
 	return rows, nil
 }
-
-// A row is a stored or a held message.
-type row struct {
-	ID                                            int64
-	MessageID                                     uuid.UUID
-	Topic, Type, Scope, Key, Step, N, OrderingKey string
-	CorrelationID, CausationID, ContentType       string
-	Headers                                       []byte
-	Payload                                       []byte
-	CreatedAt                                     time.Time
-	Attempts                                      int // refusals so far
-
-	leaf   int   // the leaf of the log where it is stored
-	behind int64 // the held message of its ordering key when it was read from the log; 0: none
-	held   bool  // it is in outbox_held
-}
-
-// scanColumns reads the columns that every statement on messages returns, and then those of more.
-func (m *row) scanColumns(rows pgx.Rows, more ...any) error {
-	return rows.Scan(append([]any{&m.ID, &m.MessageID, &m.Topic, &m.Type, &m.Scope, &m.Key, &m.Step, &m.N, &m.OrderingKey,
-		&m.CorrelationID, &m.CausationID, &m.ContentType, &m.Headers, &m.Payload, &m.CreatedAt, &m.Attempts}, more...)...)
-}
-
-// scanLogged is scanColumns for a row of the log, which leaves out derived columns.
-func (m *row) scanLogged(rows pgx.Rows, more ...any) error {
-	if err := m.scanColumns(rows, more...); err != nil {
-		return err
-	}
-	c := outboxsql.Expand(outboxsql.Columns{
-		ID: m.MessageID.String(), Topic: m.Topic, Scope: m.Scope, Key: m.Key, Causation: m.CausationID,
-		Type: m.Type, Correlation: m.CorrelationID, ContentType: m.ContentType, OrderingKey: m.OrderingKey,
-	})
-	m.Type, m.CorrelationID, m.ContentType, m.OrderingKey = c.Type, c.Correlation, c.ContentType, c.OrderingKey
-	return nil
-}
-
-// scanHeldRow reads a message that a statement on held messages returns.
-func scanHeldRow(m *row, found pgx.Rows) error { return m.scanColumns(found) }
 
 // appendRows returns a function that appends what a statement returns to rows.
 func appendRows(rows *[]row, scan func(*row, pgx.Rows) error) func(pgx.Rows) error {
