@@ -365,6 +365,52 @@ func TestAStreamSendsWhatChanges(t *testing.T) {
 }
 
 // The sparkline leaves out the minutes that are not known, and the one that goes on.
+// A stored text with the ends of lines that a browser knows begins no event of its own.
+func TestAStoredTextBeginsNoEvent(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t, RoleViewer, nil)
+	f.putStuck(t, "k", 1)
+	const hostile = "no answer\revent: now\rdata: all is well\r\revent: end\rdata: x\r\r"
+	f.exec(t, "UPDATE {schema}.saga SET status = 'compensated', ended_at = clock_timestamp(), due_at = NULL, reason = $1", hostile)
+	_, text := f.get(t, "/live/saga?key=k0001") // it ends: the saga has ended
+	if !strings.Contains(text, "all is well") {
+		t.Fatalf("the stream does not have the text: %s", text)
+	}
+	if strings.Contains(text, "\r") || strings.Count(text, "\nevent: now\n") != 1 || strings.Count(text, "\nevent: end\n") != 1 {
+		t.Errorf("a stored text has begun an event: %q", text)
+	}
+}
+
+// The ages in a search are those at the preview: a saga that has become old or silent enough since is not changed.
+func TestAgesOfSagasAreThoseOfThePreview(t *testing.T) {
+	t.Parallel()
+	for _, search := range []string{"age=15m", "silent=15m"} {
+		t.Run(search, func(t *testing.T) {
+			t.Parallel()
+			f := newFixture(t, RoleOperator, nil)
+			f.putStuck(t, "k", 2)
+			f.exec(t, "UPDATE {schema}.saga SET started_at = clock_timestamp() - interval '10 minutes', updated_at = clock_timestamp() - interval '10 minutes' WHERE key = 'k0002'")
+			token := f.previewToken(t, "/change/decide?verb=retry&state=stuck&"+search)
+			p, err := f.console.signer.readProposal(token, f.sessionOf(t), "ann", time.Now())
+			if err != nil || p.Count != 1 {
+				t.Fatalf("the preview has %d sagas, %v; want 1", p.Count, err)
+			}
+			for name, moment := range p.Moments {
+				p.Moments[name] = moment.Add(-10 * time.Minute) // the preview is as old
+			}
+			f.exec(t, "UPDATE {schema}.saga SET started_at = started_at - interval '10 minutes', updated_at = updated_at - interval '10 minutes'")
+			if token, err = f.console.signer.signProposal(p, f.sessionOf(t), "ann"); err != nil {
+				t.Fatal(err)
+			}
+			f.post(t, "/change/decide", confirmation(token, 1), nil)
+			f.console.runs.working.Wait()
+			if got := f.readText(t, "SELECT string_agg(key, ' ' ORDER BY key) FROM {schema}.saga_journal"); got != "k0001" {
+				t.Errorf("decided about %q, want k0001", got)
+			}
+		})
+	}
+}
+
 func TestSparklinesShowKnownMinutes(t *testing.T) {
 	t.Parallel()
 	pace := operator.Pace{Minutes: make([]operator.MinutePace, 60), Known: 10}

@@ -1,7 +1,6 @@
 package console
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -189,9 +188,8 @@ func formatHeaders(l *operator.DeadLetter, keep func(name, value string) bool) s
 // formatContent returns a payload for people: JSON in lines, text as it is, other bytes in hexadecimal. What is cut is not
 // parsed.
 func formatContent(data []byte, cut bool) string {
-	var lines bytes.Buffer
-	if !cut && json.Indent(&lines, data, "", "  ") == nil {
-		data = lines.Bytes()
+	if !cut {
+		data = indentJSON(data)
 	}
 	for cut && len(data) > 0 && !utf8.Valid(data[max(0, len(data)-utf8.UTFMax):]) && utf8.Valid(data[:len(data)-1]) {
 		data = data[:len(data)-1] // the end of a cut is within a character

@@ -199,13 +199,6 @@ func (l *letterChange) apply(ctx context.Context, o *applyOptions, progress func
 		if filter.UnchangedSince, err = o.momentOf(side.place); err != nil {
 			return errLateSchema
 		}
-		if filter.Older > 0 { // letters that have become old enough since the preview are not those of the preview
-			now, err := operator.ReadClock(ctx, side.pool)
-			if err != nil {
-				return err
-			}
-			filter.Older += now.Sub(filter.UnchangedSince)
-		}
 		sum := func(of tally) tally {
 			t := tally{}
 			t.add(total)

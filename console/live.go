@@ -98,6 +98,10 @@ func (s *stream) sendChanges(ctx context.Context) (last bool, err error) {
 	return last, http.NewResponseController(s.w).Flush()
 }
 
+// lineEnds makes each end of a line in an event a newline. A browser takes a carriage return for one too, so that a stored
+// text could begin an event of its own.
+var lineEnds = strings.NewReplacer("\r\n", "\n", "\r", "\n")
+
 func (s *stream) writeChanged(events *bytes.Buffer, block string, v *view) error {
 	var text bytes.Buffer
 	if err := s.r.page.parsed.ExecuteTemplate(&text, block, v); err != nil {
@@ -108,8 +112,8 @@ func (s *stream) writeChanged(events *bytes.Buffer, block string, v *view) error
 	}
 	s.sent[block] = text.String()
 	fmt.Fprintf(events, "event: %s\n", block)
-	for line := range strings.Lines(text.String()) {
-		fmt.Fprintf(events, "data: %s\n", strings.TrimRight(line, "\r\n"))
+	for line := range strings.Lines(lineEnds.Replace(text.String())) {
+		fmt.Fprintf(events, "data: %s\n", strings.TrimSuffix(line, "\n"))
 	}
 	events.WriteString("\n")
 	return nil

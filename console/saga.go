@@ -3,7 +3,6 @@ package console
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
@@ -418,22 +417,8 @@ func (c *Console) newContent(content Content, size int) *contentView {
 	if cut {
 		v.Note = fmt.Sprintf("Only the first %s of %s are shown.", formatBytes(int64(len(data))), formatBytes(int64(size)))
 	}
-	v.Text = visibleLines(string(data))
-	if json.Valid(data) {
-		v.Text = visibleLines(indentJSON(data))
-	}
+	v.Text = visibleLines(string(indentJSON(data)))
 	return v
-}
-
-func indentJSON(data []byte) string {
-	var text strings.Builder
-	e := json.NewEncoder(&text)
-	e.SetEscapeHTML(false)
-	e.SetIndent("", "  ")
-	if e.Encode(json.RawMessage(data)) != nil {
-		return string(data)
-	}
-	return strings.TrimSuffix(text.String(), "\n")
 }
 
 // visibleLines is visibleText for text of several lines.
