@@ -2,7 +2,9 @@ package console
 
 import (
 	"bufio"
+	"cmp"
 	"context"
+	"fmt"
 	"net/http"
 	"net/url"
 	"regexp"
@@ -174,6 +176,7 @@ func TestAConfirmationIsComplete(t *testing.T) {
 		"long reason": func(v url.Values) { v.Set("why", strings.Repeat("a", maxWhy+1)) },
 		"no rate":     func(v url.Values) { v.Set("rate", "0") },
 		"odd rate":    func(v url.Values) { v.Set("rate", "NaN") },
+		"tiny rate":   func(v url.Values) { v.Set("rate", "1e-300") },
 	} {
 		form := confirmation(token, typedCount)
 		change(form)
@@ -364,7 +367,44 @@ func TestAStreamSendsWhatChanges(t *testing.T) {
 	}
 }
 
-// The sparkline leaves out the minutes that are not known, and the one that goes on.
+// Who lets a change of somebody else go on is named in the journal for what is changed then.
+func TestTheJournalNamesWhoLetsAChangeGoOn(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t, RoleOperator, func(o *Options) {
+		o.Authorize = func(r *http.Request) (Actor, Role, error) {
+			return Actor(cmp.Or(r.Header.Get("X-Person"), "ann")), RoleOperator, nil
+		}
+	})
+	f.putStuck(t, "k", 4)
+	form := confirmation(f.previewToken(t, retryStuck), 4)
+	form.Set("rate", "0.01") // it waits after the first
+	response, text := f.post(t, "/change/decide", form, nil)
+	_, id, found := strings.Cut(response.Header.Get("Location"), "run?id=")
+	if !found {
+		t.Fatalf("post = %d: %s", response.StatusCode, text)
+	}
+	steer := func(person Actor, do string) {
+		t.Helper()
+		form := url.Values{"token": {f.console.signer.postToken(f.sessionOf(t), person)}, "id": {id}, "do": {do}}
+		if response, text := f.post(t, "/run", form, http.Header{"X-Person": {string(person)}}); response.StatusCode != http.StatusSeeOther {
+			t.Fatalf("%s = %d: %s", do, response.StatusCode, text)
+		}
+	}
+	steer("ann", "pause")
+	f.console.runs.working.Wait()
+	byAnn, _ := f.journaled(t)
+	f.console.runs.find(id).options.Rate = 0
+	steer("bob", "resume")
+	f.console.runs.working.Wait()
+	got := f.readText(t, "SELECT concat_ws(' ', count(*) FILTER (WHERE who = 'ann'), count(*) FILTER (WHERE who = 'bob' AND why = 'the hotel is back (confirmed by ann)')) FROM {schema}.saga_journal")
+	if want := fmt.Sprintf("%d %d", byAnn, 4-byAnn); got != want || byAnn > 1 {
+		t.Errorf("the journal has %s decisions of ann and bob, want %s", got, want)
+	}
+	if _, text := f.get(t, "/run?id="+id); !strings.Contains(text, "by ann, continued by bob") {
+		t.Errorf("the page does not name bob: %s", text)
+	}
+}
+
 // A stored text with the ends of lines that a browser knows begins no event of its own.
 func TestAStoredTextBeginsNoEvent(t *testing.T) {
 	t.Parallel()
@@ -411,6 +451,7 @@ func TestAgesOfSagasAreThoseOfThePreview(t *testing.T) {
 	}
 }
 
+// The sparkline leaves out the minutes that are not known, and the one that goes on.
 func TestSparklinesShowKnownMinutes(t *testing.T) {
 	t.Parallel()
 	pace := operator.Pace{Minutes: make([]operator.MinutePace, 60), Known: 10}

@@ -346,7 +346,7 @@ func (e *editChange) places() []*place { return []*place{e.side.place} }
 func (e *editChange) operation(l *operator.DeadLetter) (operator.Edit, error) {
 	var made operator.Edit
 	if e.payload != nil && *e.payload != strings.ReplaceAll(string(l.Payload), "\r\n", "\n") {
-		if _, why := e.console.editableText("payload", l, string(l.Payload)); why != "" {
+		if _, why := e.console.editablePayload(l); why != "" {
 			return made, wrongInput("The payload cannot be edited here. %s", why)
 		}
 		made.Payload = []byte(*e.payload)
@@ -362,7 +362,7 @@ func (e *editChange) operation(l *operator.DeadLetter) (operator.Edit, error) {
 	if err != nil {
 		return made, err
 	}
-	if _, why := e.console.editableText("headers", l, formatHeaders(l, isEditableHeader)); why != "" {
+	if _, why := e.console.editableHeaders(l); why != "" {
 		return made, wrongInput("The headers cannot be edited here. %s", why)
 	}
 	for _, name := range slices.Sorted(maps.Keys(l.Headers)) {

@@ -35,7 +35,7 @@ func (c *Console) serveLive(w http.ResponseWriter, r *request) error {
 	defer cancel()
 	s := &stream{console: c, w: w, r: r, sent: map[string]string{}}
 	r.root = relativeRoot("/" + r.page.path) // of the page that shows the blocks
-	if _, err := r.page.live(ctx, r); c.isRequestsFault(ctx, err) {
+	if _, err := s.read(ctx); c.isRequestsFault(ctx, err) {
 		return err // no event: a browser that gets an error does not connect again
 	}
 	w.Header().Set("Content-Type", "text/event-stream")
@@ -66,6 +66,13 @@ type stream struct {
 	sent    map[string]string // the last event of each block
 }
 
+// read reads what the blocks get, within the limit of a page.
+func (s *stream) read(ctx context.Context) (any, error) {
+	ctx, cancel := context.WithTimeout(ctx, pageReads*s.console.opts.ReadTimeout)
+	defer cancel()
+	return s.r.page.live(ctx, s.r)
+}
+
 // A finished view does not change any more: its stream ends.
 type finished interface{ isFinished() bool }
 
@@ -74,9 +81,7 @@ type finished interface{ isFinished() bool }
 func (s *stream) sendChanges(ctx context.Context) (last bool, err error) {
 	var events bytes.Buffer
 	events.WriteString(": \n\n")
-	reading, cancel := context.WithTimeout(ctx, pageReads*s.console.opts.ReadTimeout)
-	data, err := s.r.page.live(reading, s.r)
-	cancel()
+	data, err := s.read(ctx)
 	if err == nil {
 		v := s.console.newView(s.r, s.r.page, data)
 		for _, block := range s.r.page.blocks {
