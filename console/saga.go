@@ -149,7 +149,7 @@ func (c *Console) readSaga(ctx context.Context, r *request, follow bool) (*sagaR
 		key, age = key+" "+readRevision(ctx, chosen, at), followedAge
 	}
 	s.Explanation, err = c.explanations.get(ctx, key, age, func(ctx context.Context) (*operator.Explanation, error) {
-		return operator.Explain(ctx, sources, at, &operator.ExplainOptions{ReadTimeout: c.opts.ReadTimeout})
+		return operator.Explain(ctx, sources, at, &operator.ExplainOptions{ReadTimeout: c.opts.ReadTimeout, Buttons: true})
 	})
 	if err != nil {
 		return nil, err
