@@ -75,6 +75,7 @@ const (
 	typedCount = 101
 
 	defaultRate = 50
+	minRate     = 0.01
 	maxRate     = 10_000
 	maxWhy      = 500 // bytes
 )
@@ -216,8 +217,8 @@ func readConfirmation(values url.Values, p *proposal) (*applyOptions, error) {
 		return nil, badRequest(fmt.Sprintf("The count is not %d, so nothing has changed.", p.Count))
 	}
 	rate, err := strconv.ParseFloat(values.Get("rate"), 64)
-	if err != nil || !(rate > 0 && rate <= maxRate) {
-		return nil, badRequest(fmt.Sprintf("The rate must be a number between 0 and %d.", maxRate))
+	if err != nil || !(rate >= minRate && rate <= maxRate) {
+		return nil, badRequest(fmt.Sprintf("The rate must be a number between %v and %d.", minRate, maxRate))
 	}
 	o.Rate = rate
 	return o, nil

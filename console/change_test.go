@@ -2,7 +2,9 @@ package console
 
 import (
 	"bufio"
+	"cmp"
 	"context"
+	"fmt"
 	"net/http"
 	"net/url"
 	"regexp"
@@ -174,6 +176,7 @@ func TestAConfirmationIsComplete(t *testing.T) {
 		"long reason": func(v url.Values) { v.Set("why", strings.Repeat("a", maxWhy+1)) },
 		"no rate":     func(v url.Values) { v.Set("rate", "0") },
 		"odd rate":    func(v url.Values) { v.Set("rate", "NaN") },
+		"tiny rate":   func(v url.Values) { v.Set("rate", "1e-300") },
 	} {
 		form := confirmation(token, typedCount)
 		change(form)
@@ -361,6 +364,90 @@ func TestAStreamSendsWhatChanges(t *testing.T) {
 	}
 	if response, _ := f.get(t, "/live/change/decide?verb=retry"); response.StatusCode != http.StatusNotFound {
 		t.Errorf("a stream of a page without live parts = %d, want 404", response.StatusCode)
+	}
+}
+
+// Who lets a change of somebody else go on is named in the journal for what is changed then.
+func TestTheJournalNamesWhoLetsAChangeGoOn(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t, RoleOperator, func(o *Options) {
+		o.Authorize = func(r *http.Request) (Actor, Role, error) {
+			return Actor(cmp.Or(r.Header.Get("X-Person"), "ann")), RoleOperator, nil
+		}
+	})
+	f.putStuck(t, "k", 4)
+	form := confirmation(f.previewToken(t, retryStuck), 4)
+	form.Set("rate", "0.01") // it waits after the first
+	response, text := f.post(t, "/change/decide", form, nil)
+	_, id, found := strings.Cut(response.Header.Get("Location"), "run?id=")
+	if !found {
+		t.Fatalf("post = %d: %s", response.StatusCode, text)
+	}
+	steer := func(person Actor, do string) {
+		t.Helper()
+		form := url.Values{"token": {f.console.signer.postToken(f.sessionOf(t), person)}, "id": {id}, "do": {do}}
+		if response, text := f.post(t, "/run", form, http.Header{"X-Person": {string(person)}}); response.StatusCode != http.StatusSeeOther {
+			t.Fatalf("%s = %d: %s", do, response.StatusCode, text)
+		}
+	}
+	steer("ann", "pause")
+	f.console.runs.working.Wait()
+	byAnn, _ := f.journaled(t)
+	f.console.runs.find(id).options.Rate = 0
+	steer("bob", "resume")
+	f.console.runs.working.Wait()
+	got := f.readText(t, "SELECT concat_ws(' ', count(*) FILTER (WHERE who = 'ann'), count(*) FILTER (WHERE who = 'bob' AND why = 'the hotel is back (confirmed by ann)')) FROM {schema}.saga_journal")
+	if want := fmt.Sprintf("%d %d", byAnn, 4-byAnn); got != want || byAnn > 1 {
+		t.Errorf("the journal has %s decisions of ann and bob, want %s", got, want)
+	}
+	if _, text := f.get(t, "/run?id="+id); !strings.Contains(text, "by ann, continued by bob") {
+		t.Errorf("the page does not name bob: %s", text)
+	}
+}
+
+// A stored text with the ends of lines that a browser knows begins no event of its own.
+func TestAStoredTextBeginsNoEvent(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t, RoleViewer, nil)
+	f.putStuck(t, "k", 1)
+	const hostile = "no answer\revent: now\rdata: all is well\r\revent: end\rdata: x\r\r"
+	f.exec(t, "UPDATE {schema}.saga SET status = 'compensated', ended_at = clock_timestamp(), due_at = NULL, reason = $1", hostile)
+	_, text := f.get(t, "/live/saga?key=k0001") // it ends: the saga has ended
+	if !strings.Contains(text, "all is well") {
+		t.Fatalf("the stream does not have the text: %s", text)
+	}
+	if strings.Contains(text, "\r") || strings.Count(text, "\nevent: now\n") != 1 || strings.Count(text, "\nevent: end\n") != 1 {
+		t.Errorf("a stored text has begun an event: %q", text)
+	}
+}
+
+// The ages in a search are those at the preview: a saga that has become old or silent enough since is not changed.
+func TestAgesOfSagasAreThoseOfThePreview(t *testing.T) {
+	t.Parallel()
+	for _, search := range []string{"age=15m", "silent=15m"} {
+		t.Run(search, func(t *testing.T) {
+			t.Parallel()
+			f := newFixture(t, RoleOperator, nil)
+			f.putStuck(t, "k", 2)
+			f.exec(t, "UPDATE {schema}.saga SET started_at = clock_timestamp() - interval '10 minutes', updated_at = clock_timestamp() - interval '10 minutes' WHERE key = 'k0002'")
+			token := f.previewToken(t, "/change/decide?verb=retry&state=stuck&"+search)
+			p, err := f.console.signer.readProposal(token, f.sessionOf(t), "ann", time.Now())
+			if err != nil || p.Count != 1 {
+				t.Fatalf("the preview has %d sagas, %v; want 1", p.Count, err)
+			}
+			for name, moment := range p.Moments {
+				p.Moments[name] = moment.Add(-10 * time.Minute) // the preview is as old
+			}
+			f.exec(t, "UPDATE {schema}.saga SET started_at = started_at - interval '10 minutes', updated_at = updated_at - interval '10 minutes'")
+			if token, err = f.console.signer.signProposal(p, f.sessionOf(t), "ann"); err != nil {
+				t.Fatal(err)
+			}
+			f.post(t, "/change/decide", confirmation(token, 1), nil)
+			f.console.runs.working.Wait()
+			if got := f.readText(t, "SELECT string_agg(key, ' ' ORDER BY key) FROM {schema}.saga_journal"); got != "k0001" {
+				t.Errorf("decided about %q, want k0001", got)
+			}
+		})
 	}
 }
 

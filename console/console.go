@@ -53,7 +53,8 @@ type Options struct {
 	// read-only.
 	Authorize func(*http.Request) (Actor, Role, error)
 
-	// Redact returns what pages show of a payload or of the state of a saga. Default: all of it.
+	// Redact returns what pages show of a payload, of headers or of the state of a saga. Default: all of it. Errors, stacks
+	// and reasons are shown as handlers and people have written them.
 	Redact func(Content) []byte
 
 	// TraceURL returns the address of a trace, for links from sagas and messages: http or https. The id has 32 hexadecimal
@@ -84,7 +85,7 @@ type Options struct {
 
 // Content is a payload or a state that [Options].Redact may change.
 type Content struct {
-	Kind string // "payload", "headers" or "state"
+	Kind string // "payload", "headers", which are a JSON object, or "state"
 	Name string // the topic of the message, or the name of the saga
 	Data []byte
 }

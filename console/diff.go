@@ -1,10 +1,6 @@
 package console
 
-import (
-	"bytes"
-	"encoding/json"
-	"strings"
-)
+import "strings"
 
 // A contentDiff is what an edit changes in a payload or in headers, line by line.
 type contentDiff struct {
@@ -26,7 +22,7 @@ const maxDiffCells = 4_000_000
 
 // diffContent compares two texts. JSON is compared by its lines once indented, if the indented texts differ.
 func diffContent(name, was, is string) contentDiff {
-	if a, b := splitJSON(was), splitJSON(is); a != b {
+	if a, b := string(indentJSON([]byte(was))), string(indentJSON([]byte(is))); a != b {
 		was, is = a, b
 	}
 	d := contentDiff{Name: name}
@@ -89,13 +85,4 @@ func diffLines(before, after []string, add func(kind string, lines []string)) {
 
 func splitLines(text string) []string {
 	return strings.Split(strings.TrimSuffix(strings.ReplaceAll(text, "\r\n", "\n"), "\n"), "\n")
-}
-
-// splitJSON returns JSON in lines, and other text as it is.
-func splitJSON(text string) string {
-	var lines bytes.Buffer
-	if json.Indent(&lines, []byte(text), "", "  ") != nil {
-		return text
-	}
-	return lines.String()
 }

@@ -1,6 +1,8 @@
 package console
 
 import (
+	"bytes"
+	"encoding/json"
 	"fmt"
 	"html/template"
 	"net/url"
@@ -93,6 +95,35 @@ func visibleText(value any) string {
 		}
 		return unicode.ReplacementChar
 	}, fmt.Sprint(value))
+}
+
+// maxIndented is the deepest nesting of JSON that a page indents. Each line begins with as many blanks, so that a deep
+// payload of 64 KiB would become hundreds of megabytes.
+const maxIndented = 32
+
+// indentJSON returns JSON in lines. Other data, and JSON that is nested too deeply, it returns as they are.
+func indentJSON(data []byte) []byte {
+	depth, inText := 0, false
+	for i := 0; i < len(data); i++ {
+		switch c := data[i]; {
+		case inText && c == '\\':
+			i++
+		case c == '"':
+			inText = !inText
+		case inText:
+		case c == '{' || c == '[':
+			if depth++; depth > maxIndented {
+				return data
+			}
+		case c == '}' || c == ']':
+			depth--
+		}
+	}
+	var lines bytes.Buffer
+	if json.Indent(&lines, data, "", "  ") != nil {
+		return data
+	}
+	return lines.Bytes()
 }
 
 // buildDict returns pairs of names and values as a map: a template takes one value.

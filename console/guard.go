@@ -49,7 +49,7 @@ type request struct {
 // error page.
 func (c *Console) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	setSafeHeaders(w.Header())
-	r := &request{http: req, root: relativeRoot(req.URL.Path)}
+	r := &request{http: req, root: relativeRoot(req.URL.EscapedPath())}
 	defer func() {
 		if caught := recover(); caught != nil {
 			if caught == http.ErrAbortHandler {
@@ -88,7 +88,7 @@ func (c *Console) serve(w http.ResponseWriter, r *request) error {
 	}
 	name, isLive := strings.CutPrefix(path, livePrefix)
 	p := c.pages[name]
-	if p == nil || isLive && p.live == nil {
+	if p == nil || isLive && p.live == nil || r.http.URL.RawPath != "" { // a RawPath has what need not be escaped, such as a slash
 		return &pageError{Status: http.StatusNotFound, What: "There is no such page.", Advice: "Go to the overview."}
 	}
 	r.page = p
@@ -235,10 +235,13 @@ func relativeBase(req *http.Request) string {
 	return "./" + url.PathEscape(last) + "/"
 }
 
-// relativeRoot returns the way from a page to the base of the console.
+// relativeRoot returns the way from a page to the base of the console. path is escaped: to a browser, an escaped slash is
+// none. A path deeper than any page leads to an error page, which must not grow with it.
 func relativeRoot(path string) string {
-	return "./" + strings.Repeat("../", strings.Count(strings.TrimPrefix(path, "/"), "/"))
+	return "./" + strings.Repeat("../", min(maxDepth, strings.Count(strings.TrimPrefix(path, "/"), "/")))
 }
+
+const maxDepth = 16
 
 // A pageError is an error as a page shows it: what has happened, and what to do.
 type pageError struct {
@@ -275,6 +278,8 @@ func (c *Console) explainError(ctx context.Context, err error) *pageError {
 		return &pageError{Status: http.StatusForbidden, What: "This form is not valid any more, and nothing has changed: it is too old, or of another session.", Advice: "Look at the preview again and confirm that."}
 	case errors.Is(err, operator.ErrInvalid):
 		return badRequest("The search makes no sense: " + strings.TrimPrefix(afterLast(err.Error(), "invalid options: "), "console: ") + ".")
+	case errors.Is(err, context.Canceled): // the browser has gone, or the console stops
+		return &pageError{Status: http.StatusServiceUnavailable, What: "The request has ended before its answer.", Advice: "Reload the page."}
 	case errors.As(err, &server) && server.Code == "57014", errors.Is(err, context.DeadlineExceeded):
 		return &pageError{Status: http.StatusServiceUnavailable, What: "The database took too long, and the page has given up.",
 			Advice: "Narrow your search: name a schema, a saga, a state, or a key with its scope."}

@@ -74,10 +74,18 @@ func TestPathTricksFindNothing(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t, RoleViewer, nil)
 	for _, path := range []string{"/sagas/", "//sagas", "/./sagas", "/x/../sagas", "/%2e%2e/sagas", "/sagas%00", "/sagas%2f", "/SAGAS", "/live", "/live/run/x",
-		"/live/live/", "/assets/", "/assets/console.css", "/assets/../console.css", "/assets/..%2fVENDORED.md", "/assets/VENDORED.md", "/error", "/templates/layout.html"} {
+		"/live/live/", "/assets/", "/assets/console.css", "/assets/../console.css", "/assets/..%2fVENDORED.md", "/assets/VENDORED.md", "/error", "/templates/layout.html",
+		"/%73agas", "/change%2fdecide?verb=retry&state=stuck"} {
 		if response, _ := f.get(t, path); response.StatusCode != http.StatusNotFound {
 			t.Errorf("%s = %d, Location %q, want 404", path, response.StatusCode, response.Header.Get("Location"))
 		}
+	}
+	if _, text := f.get(t, "/x%2f..%2fy"); !strings.Contains(text, `src="./assets/`) {
+		t.Errorf("an escaped slash leads files out of the console: %s", text)
+	}
+	_, short := f.get(t, "/x")
+	if _, long := f.get(t, strings.Repeat("/x", 10_000)); len(long) > 2*len(short) {
+		t.Errorf("the page of a long path has %d bytes", len(long))
 	}
 	response, _ := f.get(t, "")
 	if got := response.Header.Get("Location"); response.StatusCode != http.StatusPermanentRedirect || got != "./console/" {

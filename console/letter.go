@@ -84,8 +84,7 @@ func (c *Console) showLetter(ctx context.Context, r *request) (any, error) {
 	var payload []byte
 	payload, v.Cut = c.redact(Content{Kind: "payload", Name: l.Topic, Data: l.Payload})
 	v.Payload = formatContent(payload, v.Cut)
-	headers, cut := c.redact(Content{Kind: "headers", Name: l.Topic, Data: []byte(formatHeaders(&l, nil))})
-	v.Headers, v.HeadersCut = formatContent(headers, true), cut
+	v.Headers, v.HeadersCut = c.shownHeaders(&l)
 	one := &letterSearch{Database: side.Database, Schema: side.Schema, Side: search.Side, ID: search.ID}
 	v.Verbs = one.verbsOf(l.State)
 	if v.Dead && l.Side == operator.Inbox {
@@ -170,6 +169,33 @@ func headersOf(l *operator.DeadLetter) (map[string]string, error) {
 	return headers, nil
 }
 
+// shownHeaders returns what the page shows of the headers of l, and whether they are longer. A hook gets them as JSON, as it
+// does those of messages.
+func (c *Console) shownHeaders(l *operator.DeadLetter) (text string, cut bool) {
+	headers, err := headersOf(l)
+	if err != nil {
+		headers = map[string]string{"(unreadable)": string(l.HeadersJSON)}
+	}
+	if len(headers) == 0 {
+		return "", false
+	}
+	data, cut := c.redact(Content{Kind: "headers", Name: l.Topic, Data: marshalHeaders(headers)})
+	shown := map[string]string{}
+	if cut || json.Unmarshal(data, &shown) != nil {
+		return formatContent(data, cut), cut
+	}
+	var lines strings.Builder
+	for _, name := range slices.Sorted(maps.Keys(shown)) {
+		fmt.Fprintf(&lines, "%s: %s\n", name, shown[name])
+	}
+	return visibleLines(lines.String()), false
+}
+
+func marshalHeaders(headers map[string]string) []byte {
+	data, _ := json.Marshal(headers) // texts can be encoded
+	return data
+}
+
 // formatHeaders returns the headers of l as lines of name and value, in the order of their names. keep picks them; nil
 // picks all.
 func formatHeaders(l *operator.DeadLetter, keep func(name, value string) bool) string {
@@ -189,9 +215,8 @@ func formatHeaders(l *operator.DeadLetter, keep func(name, value string) bool) s
 // formatContent returns a payload for people: JSON in lines, text as it is, other bytes in hexadecimal. What is cut is not
 // parsed.
 func formatContent(data []byte, cut bool) string {
-	var lines bytes.Buffer
-	if !cut && json.Indent(&lines, data, "", "  ") == nil {
-		data = lines.Bytes()
+	if !cut {
+		data = indentJSON(data)
 	}
 	for cut && len(data) > 0 && !utf8.Valid(data[max(0, len(data)-utf8.UTFMax):]) && utf8.Valid(data[:len(data)-1]) {
 		data = data[:len(data)-1] // the end of a cut is within a character
@@ -314,8 +339,8 @@ func (c *Console) newEditView(ctx context.Context, r *request) (*editView, error
 	}
 	one := &letterSearch{Database: side.Database, Schema: side.Schema, Side: search.Side, ID: search.ID}
 	v := &editView{letterRow: letterRow{l, side.place}, Token: c.signer.postToken(r.session, r.actor), Fields: one.Query(), IdentityNote: l.Key != ""}
-	v.Payload, v.NoPayload = c.editableText("payload", &l, string(l.Payload))
-	v.Headers, v.NoHeaders = c.editableText("headers", &l, formatHeaders(&l, isEditableHeader))
+	v.Payload, v.NoPayload = c.editablePayload(&l)
+	v.Headers, v.NoHeaders = c.editableHeaders(&l)
 	for _, name := range slices.Sorted(maps.Keys(l.Headers)) {
 		if !isEditableHeader(name, l.Headers[name]) {
 			v.Fixed = append(v.Fixed, name)
@@ -324,13 +349,24 @@ func (c *Console) newEditView(ctx context.Context, r *request) (*editView, error
 	return v, nil
 }
 
-// editableText returns the text for a form, or why the form does not have it.
-func (c *Console) editableText(kind string, l *operator.DeadLetter, text string) (editable, why string) {
-	shown, cut := c.redact(Content{Kind: kind, Name: l.Topic, Data: []byte(text)})
+// editablePayload returns the payload of l for a form, or why the form does not have it.
+func (c *Console) editablePayload(l *operator.DeadLetter) (editable, why string) {
+	return c.editableText(Content{Kind: "payload", Name: l.Topic, Data: l.Payload}, string(l.Payload))
+}
+
+// editableHeaders returns the headers of l for a form, in lines.
+func (c *Console) editableHeaders(l *operator.DeadLetter) (editable, why string) {
+	return c.editableText(Content{Kind: "headers", Name: l.Topic, Data: marshalHeaders(l.Headers)}, formatHeaders(l, isEditableHeader))
+}
+
+// editableText returns the text for a form, or why the form does not have it. content is what a hook could redact of it.
+func (c *Console) editableText(content Content, text string) (editable, why string) {
+	original := bytes.Clone(content.Data)
+	shown, cut := c.redact(content)
 	switch {
 	case cut || len(text) > maxEdited:
 		return "", "It is larger than a page shows."
-	case string(shown) != text:
+	case !bytes.Equal(shown, original):
 		return "", "It is redacted."
 	case !isPlain(strings.ReplaceAll(text, "\r\n", "\n"), true):
 		return "", "It has bytes that are not text."

@@ -199,13 +199,6 @@ func (l *letterChange) apply(ctx context.Context, o *applyOptions, progress func
 		if filter.UnchangedSince, err = o.momentOf(side.place); err != nil {
 			return errLateSchema
 		}
-		if filter.Older > 0 { // letters that have become old enough since the preview are not those of the preview
-			now, err := operator.ReadClock(ctx, side.pool)
-			if err != nil {
-				return err
-			}
-			filter.Older += now.Sub(filter.UnchangedSince)
-		}
 		sum := func(of tally) tally {
 			t := tally{}
 			t.add(total)
@@ -353,7 +346,7 @@ func (e *editChange) places() []*place { return []*place{e.side.place} }
 func (e *editChange) operation(l *operator.DeadLetter) (operator.Edit, error) {
 	var made operator.Edit
 	if e.payload != nil && *e.payload != strings.ReplaceAll(string(l.Payload), "\r\n", "\n") {
-		if _, why := e.console.editableText("payload", l, string(l.Payload)); why != "" {
+		if _, why := e.console.editablePayload(l); why != "" {
 			return made, wrongInput("The payload cannot be edited here. %s", why)
 		}
 		made.Payload = []byte(*e.payload)
@@ -369,7 +362,7 @@ func (e *editChange) operation(l *operator.DeadLetter) (operator.Edit, error) {
 	if err != nil {
 		return made, err
 	}
-	if _, why := e.console.editableText("headers", l, formatHeaders(l, isEditableHeader)); why != "" {
+	if _, why := e.console.editableHeaders(l); why != "" {
 		return made, wrongInput("The headers cannot be edited here. %s", why)
 	}
 	for _, name := range slices.Sorted(maps.Keys(l.Headers)) {

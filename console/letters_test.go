@@ -1,6 +1,7 @@
 package console
 
 import (
+	"encoding/json"
 	"fmt"
 	"net/http"
 	"net/url"
@@ -183,6 +184,34 @@ func TestALetterIsShownRedactedAndLimited(t *testing.T) {
 	f.exec(t, `UPDATE {schema}.parked SET payload = '\xff00fe'::bytea WHERE id = 2`)
 	if _, text := f.get(t, f.letterPath("letter", 2)); !strings.Contains(text, "3 bytes that are not text:\nff 00 fe") {
 		t.Errorf("the page does not show bytes: %s", text)
+	}
+}
+
+// A hook gets headers in one form on all pages: a JSON object.
+func TestHeadersOfLettersAreRedactedAsJSON(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t, RoleAdmin, func(o *Options) {
+		o.Redact = func(c Content) []byte {
+			headers := map[string]string{}
+			if c.Kind != "headers" || json.Unmarshal(c.Data, &headers) != nil {
+				return c.Data
+			}
+			if headers["authorization"] != "" {
+				headers["authorization"] = "(hidden)"
+			}
+			data, _ := json.Marshal(headers)
+			return data
+		}
+	})
+	f.putDead(t, "k", 1)
+	f.exec(t, `UPDATE {schema}.parked SET header_names = '{authorization,kind}', header_values = '{Bearer s3cr3t,ab}'`)
+	f.exec(t, `INSERT INTO {schema}.outbox_held (id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id, content_type, headers, payload, state, due_at, attempts, reason, refused_at)
+		VALUES (1, gen_random_uuid(), 't', 't', 'acme', 'k', 's', '1', '', '', '', '', '{"authorization":"Bearer s3cr3t"}', '{}', 'dead', 'infinity', 1, 'no', now())`)
+	for _, path := range []string{f.letterPath("letter", 1), f.letterPath("letter/edit", 1), strings.Replace(f.letterPath("letter", 1), "inbox", "outbox", 1)} {
+		response, text := f.get(t, path)
+		if response.StatusCode != http.StatusOK || strings.Contains(text, "s3cr3t") || !strings.Contains(text, "(hidden)") && !strings.Contains(text, "It is redacted.") {
+			t.Errorf("%s = %d: %s", path, response.StatusCode, text)
+		}
 	}
 }
 

@@ -35,7 +35,7 @@ func (c *Console) serveLive(w http.ResponseWriter, r *request) error {
 	defer cancel()
 	s := &stream{console: c, w: w, r: r, sent: map[string]string{}}
 	r.root = relativeRoot("/" + r.page.path) // of the page that shows the blocks
-	if _, err := r.page.live(ctx, r); c.isRequestsFault(ctx, err) {
+	if _, err := s.read(ctx); c.isRequestsFault(ctx, err) {
 		return err // no event: a browser that gets an error does not connect again
 	}
 	w.Header().Set("Content-Type", "text/event-stream")
@@ -66,6 +66,13 @@ type stream struct {
 	sent    map[string]string // the last event of each block
 }
 
+// read reads what the blocks get, within the limit of a page.
+func (s *stream) read(ctx context.Context) (any, error) {
+	ctx, cancel := context.WithTimeout(ctx, pageReads*s.console.opts.ReadTimeout)
+	defer cancel()
+	return s.r.page.live(ctx, s.r)
+}
+
 // A finished view does not change any more: its stream ends.
 type finished interface{ isFinished() bool }
 
@@ -74,9 +81,7 @@ type finished interface{ isFinished() bool }
 func (s *stream) sendChanges(ctx context.Context) (last bool, err error) {
 	var events bytes.Buffer
 	events.WriteString(": \n\n")
-	reading, cancel := context.WithTimeout(ctx, pageReads*s.console.opts.ReadTimeout)
-	data, err := s.r.page.live(reading, s.r)
-	cancel()
+	data, err := s.read(ctx)
 	if err == nil {
 		v := s.console.newView(s.r, s.r.page, data)
 		for _, block := range s.r.page.blocks {
@@ -98,6 +103,10 @@ func (s *stream) sendChanges(ctx context.Context) (last bool, err error) {
 	return last, http.NewResponseController(s.w).Flush()
 }
 
+// lineEnds makes each end of a line in an event a newline. A browser takes a carriage return for one too, so that a stored
+// text could begin an event of its own.
+var lineEnds = strings.NewReplacer("\r\n", "\n", "\r", "\n")
+
 func (s *stream) writeChanged(events *bytes.Buffer, block string, v *view) error {
 	var text bytes.Buffer
 	if err := s.r.page.parsed.ExecuteTemplate(&text, block, v); err != nil {
@@ -108,8 +117,8 @@ func (s *stream) writeChanged(events *bytes.Buffer, block string, v *view) error
 	}
 	s.sent[block] = text.String()
 	fmt.Fprintf(events, "event: %s\n", block)
-	for line := range strings.Lines(text.String()) {
-		fmt.Fprintf(events, "data: %s\n", strings.TrimRight(line, "\r\n"))
+	for line := range strings.Lines(lineEnds.Replace(text.String())) {
+		fmt.Fprintf(events, "data: %s\n", strings.TrimSuffix(line, "\n"))
 	}
 	events.WriteString("\n")
 	return nil

@@ -16,7 +16,7 @@ type memo[T any] struct {
 }
 
 type memoEntry[T any] struct {
-	mu    sync.Mutex
+	turn  chan struct{} // who has sent into it reads or sets the others
 	value T
 	until time.Time
 }
@@ -25,11 +25,16 @@ type memoEntry[T any] struct {
 const maxMemoEntries = 512
 
 // get returns the value of key, which read returned less than age ago. Concurrent calls with one key read once. An error
-// is not kept.
+// is not kept. A call waits for another one until its own ctx ends.
 func (m *memo[T]) get(ctx context.Context, key string, age time.Duration, read func(context.Context) (T, error)) (T, error) {
 	e := m.entryOf(key)
-	e.mu.Lock()
-	defer e.mu.Unlock()
+	select {
+	case e.turn <- struct{}{}:
+		defer func() { <-e.turn }()
+	case <-ctx.Done():
+		var none T
+		return none, ctx.Err()
+	}
 	if time.Now().Before(e.until) {
 		return e.value, nil
 	}
@@ -43,13 +48,13 @@ func (m *memo[T]) get(ctx context.Context, key string, age time.Duration, read f
 func (m *memo[T]) entryOf(key string) *memoEntry[T] {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if e := m.entries[key]; e != nil {
+		return e
+	}
 	if len(m.entries) >= cmp.Or(m.limit, maxMemoEntries) || m.entries == nil {
 		m.entries = map[string]*memoEntry[T]{}
 	}
-	e := m.entries[key]
-	if e == nil {
-		e = &memoEntry[T]{}
-		m.entries[key] = e
-	}
+	e := &memoEntry[T]{turn: make(chan struct{}, 1)}
+	m.entries[key] = e
 	return e
 }

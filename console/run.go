@@ -38,6 +38,7 @@ type run struct {
 	options   applyOptions
 	mu        sync.Mutex
 	state     string
+	by        Actor // of the attempt: who has confirmed the change, or has let it go on
 	begun     time.Time
 	ended     time.Time
 	before    tally // of earlier attempts
@@ -68,7 +69,7 @@ func (s *runSet) start(c *Console, r *run) (*run, error) {
 	if known := s.all[r.ID]; known != nil {
 		return known, nil
 	}
-	if err := s.begin(c, r); err != nil {
+	if err := s.begin(c, r, r.Actor); err != nil {
 		return nil, err
 	}
 	s.all[r.ID] = r
@@ -77,8 +78,8 @@ func (s *runSet) start(c *Console, r *run) (*run, error) {
 	return r, nil
 }
 
-// begin starts an attempt of r. The caller holds s.mu.
-func (s *runSet) begin(c *Console, r *run) error {
+// begin starts an attempt of r, by who has confirmed it or has let it go on. The caller holds s.mu.
+func (s *runSet) begin(c *Console, r *run, by Actor) error {
 	if s.ctx.Err() != nil {
 		return &pageError{Status: http.StatusServiceUnavailable, What: "The console is stopping, and nothing has changed.", Advice: "Try again in a minute."}
 	}
@@ -97,10 +98,16 @@ func (s *runSet) begin(c *Console, r *run) error {
 		r.begun = time.Now()
 	}
 	r.state, r.stop, r.before, r.problem, r.ended = runActive, stop, r.tally, nil, time.Time{}
+	r.by = by
+	o := r.options
+	o.Actor, o.Why = by, r.Why
+	if by != r.Actor {
+		o.Why = fmt.Sprintf("%s (confirmed by %s)", r.Why, clipBytes(string(r.Actor), maxEditor))
+	}
 	r.mu.Unlock()
 	s.working.Go(func() {
 		defer stop()
-		c.runAttempt(ctx, r)
+		c.runAttempt(ctx, r, &o)
 	})
 	return nil
 }
@@ -123,14 +130,15 @@ func (s *runSet) find(id string) *run {
 	return s.all[id]
 }
 
-// goOn begins another attempt of a run that is paused or has failed.
-func (s *runSet) goOn(c *Console, r *run) error {
+// goOn begins another attempt of a run that is paused or has failed. The journal names who has let it go on for what it
+// changes from now on.
+func (s *runSet) goOn(c *Console, r *run, by Actor) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if state := r.snapshot().State; state != runPaused && state != runFailed {
 		return nil
 	}
-	return s.begin(c, r)
+	return s.begin(c, r, by)
 }
 
 func (s *runSet) stopAll(ctx context.Context) error {
@@ -152,17 +160,17 @@ func (s *runSet) stopAll(ctx context.Context) error {
 
 // runAttempt applies the change of r until it is done, fails or is paused. A panic of a change ends the run and not the
 // process.
-func (c *Console) runAttempt(ctx context.Context, r *run) {
+func (c *Console) runAttempt(ctx context.Context, r *run, o *applyOptions) {
 	var err error
 	defer func() {
 		if caught := recover(); caught != nil {
 			err = fmt.Errorf("console: change panicked: %v", caught)
 		}
-		c.endAttempt(ctx, r, err)
+		c.endAttempt(ctx, r, o, err)
 	}()
-	c.opts.Logger.InfoContext(ctx, "console: change begins", "change", r.Title, "actor", string(r.Actor), "objects", r.Total, "run", r.ID)
+	c.opts.Logger.InfoContext(ctx, "console: change begins", "change", r.Title, "actor", string(o.Actor), "objects", r.Total, "run", r.ID)
 	var t tally
-	t, err = r.change.apply(ctx, &r.options, r.note)
+	t, err = r.change.apply(ctx, o, r.note)
 	r.note(t)
 }
 
@@ -175,7 +183,7 @@ func (r *run) note(t tally) {
 	r.tally = sum
 }
 
-func (c *Console) endAttempt(ctx context.Context, r *run, err error) {
+func (c *Console) endAttempt(ctx context.Context, r *run, o *applyOptions, err error) {
 	var problem *pageError
 	state := runDone
 	switch {
@@ -188,13 +196,14 @@ func (c *Console) endAttempt(ctx context.Context, r *run, err error) {
 	r.state, r.problem, r.ended = state, problem, time.Now()
 	done := r.tally.Done
 	r.mu.Unlock()
-	c.opts.Logger.InfoContext(context.WithoutCancel(ctx), "console: change "+state, "change", r.Title, "actor", string(r.Actor), "done", done, "run", r.ID)
+	c.opts.Logger.InfoContext(context.WithoutCancel(ctx), "console: change "+state, "change", r.Title, "actor", string(o.Actor), "done", done, "run", r.ID)
 }
 
 // A runView is what run.html gets.
 type runView struct {
 	ID, Title, State string
 	Actor            Actor
+	By               Actor // of the last attempt
 	Why              string
 	Total            int
 	Tally            tally
@@ -228,7 +237,7 @@ func (v *runView) Moved() int {
 func (r *run) snapshot() *runView {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return &runView{ID: r.ID, Title: r.Title, State: r.state, Actor: r.Actor, Why: r.Why, Total: r.Total, Tally: r.tally, Refusals: sortReasons(r.tally.Refused),
+	return &runView{ID: r.ID, Title: r.Title, State: r.state, Actor: r.Actor, By: r.by, Why: r.Why, Total: r.Total, Tally: r.tally, Refusals: sortReasons(r.tally.Refused),
 		Begun: r.begun, Ended: r.ended, Problem: r.problem}
 }
 
@@ -258,7 +267,7 @@ func (c *Console) showRun(_ context.Context, r *request) (any, error) {
 }
 
 // steerRun pauses a run, or lets it go on.
-func (c *Console) steerRun(_ context.Context, w http.ResponseWriter, r *request) error {
+func (c *Console) steerRun(ctx context.Context, w http.ResponseWriter, r *request) error {
 	if err := c.signer.checkPostToken(r.values.Get("token"), r.session, r.actor); err != nil {
 		return err
 	}
@@ -274,8 +283,9 @@ func (c *Console) steerRun(_ context.Context, w http.ResponseWriter, r *request)
 		found.mu.Lock()
 		found.stop()
 		found.mu.Unlock()
+		c.opts.Logger.InfoContext(ctx, "console: change is paused", "change", found.Title, "actor", string(r.actor), "run", found.ID)
 	case "resume":
-		err = c.runs.goOn(c, found)
+		err = c.runs.goOn(c, found, r.actor)
 	default:
 		err = badRequest("The form does not say pause or resume.")
 	}

@@ -3,7 +3,6 @@ package console
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
@@ -150,7 +149,7 @@ func (c *Console) readSaga(ctx context.Context, r *request, follow bool) (*sagaR
 		key, age = key+" "+readRevision(ctx, chosen, at), followedAge
 	}
 	s.Explanation, err = c.explanations.get(ctx, key, age, func(ctx context.Context) (*operator.Explanation, error) {
-		return operator.Explain(ctx, sources, at, &operator.ExplainOptions{ReadTimeout: c.opts.ReadTimeout})
+		return operator.Explain(ctx, sources, at, &operator.ExplainOptions{ReadTimeout: c.opts.ReadTimeout, Buttons: true})
 	})
 	if err != nil {
 		return nil, err
@@ -418,22 +417,8 @@ func (c *Console) newContent(content Content, size int) *contentView {
 	if cut {
 		v.Note = fmt.Sprintf("Only the first %s of %s are shown.", formatBytes(int64(len(data))), formatBytes(int64(size)))
 	}
-	v.Text = visibleLines(string(data))
-	if json.Valid(data) {
-		v.Text = visibleLines(indentJSON(data))
-	}
+	v.Text = visibleLines(string(indentJSON(data)))
 	return v
-}
-
-func indentJSON(data []byte) string {
-	var text strings.Builder
-	e := json.NewEncoder(&text)
-	e.SetEscapeHTML(false)
-	e.SetIndent("", "  ")
-	if e.Encode(json.RawMessage(data)) != nil {
-		return string(data)
-	}
-	return strings.TrimSuffix(text.String(), "\n")
 }
 
 // visibleLines is visibleText for text of several lines.

@@ -121,7 +121,7 @@ func TestATimelineTellsGapsAndDecisions(t *testing.T) {
 	f.putTour(t, "k", "running", `{"phase":"running","steps":[{"state":"done","attempt":1},{"state":"done","attempt":1,"began":1000,"sent":1000,"ended":3000},{"state":"done","attempt":1,"began":1000,"sent":1000,"ended":45000},{"state":"stuck","attempt":1,"began":45000,"sent":45000,"reason":"no clerk"},{}]}`)
 	f.exec(t, `INSERT INTO {schema}.saga_journal (scope, key, path, at, verb, step, who, why) VALUES ('acme', 'k', '', now() - interval '40 s', 'retry', 'rent', 'bob', 'the clerk is back')`)
 	requireTexts(t, "the page", f.getSaga(t, "k"), "step flight done after 2 s", "waited 42 s for hotel", "waits since then", "step hotel done after 44 s", "bob decided: retry rent. the clerk is back",
-		"stuck: step rent: no clerk", "a person decides: sagamill saga retry, skip or reject")
+		"stuck: step rent: no clerk", "a person decides: retry, skip or reject")
 }
 
 // What is read of messages, letters and states is escaped, redacted, and limited.

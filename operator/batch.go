@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"math"
 	"slices"
 	"time"
 
@@ -126,8 +127,17 @@ func (r rate) batchSize(limit int) int {
 // keepRate waits as long as n letters take at the rate r.
 func (e *engine) keepRate(ctx context.Context, r rate, n int) {
 	if r > 0 {
-		_ = e.pause(ctx, time.Duration(float64(n)/float64(r)*float64(time.Second)))
+		_ = e.pause(ctx, r.timeOf(n))
 	}
+}
+
+// timeOf returns how long n letters take. A rate near 0 gives the longest Duration, and none that overflows and is negative.
+func (r rate) timeOf(n int) time.Duration {
+	nanoseconds := float64(n) / float64(r) * float64(time.Second)
+	if nanoseconds >= math.MaxInt64 {
+		return math.MaxInt64
+	}
+	return time.Duration(nanoseconds)
 }
 
 // largest returns the largest of ids, and 0 of none.

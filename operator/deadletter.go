@@ -92,7 +92,7 @@ type Filter struct {
 
 	// UnchangedSince is a moment by the clock of the database: see [ReadClock]. Letters that died, failed, were redriven,
 	// edited or buried after it are left alone, which is checked under the lock of each. So a change with such a filter
-	// can be repeated: what it has changed, it leaves alone, even if it died again.
+	// can be repeated: what it has changed, it leaves alone, even if it died again. Older and Newer are ages at this moment.
 	UnchangedSince time.Time
 
 	// A filter of the outbox with one of these is an error.

@@ -35,6 +35,10 @@ type ExplainOptions struct {
 
 	// ReadTimeout is that of [Options], for each statement. Default: no limit.
 	ReadTimeout time.Duration
+
+	// Buttons is for pages: sentences name verbs, for which a page has buttons, in place of commands of sagamill. See
+	// Finding.Commands.
+	Buttons bool
 }
 
 // A SagaPart is the part of a saga that one schema has.
@@ -59,6 +63,10 @@ type Finding struct {
 	Start  string `json:"started_at,omitempty"` // of an instance
 	Moved  string `json:"updated_at,omitempty"`
 	Text   string `json:"text"` // the sentence; it may have text of others, which is neither escaped nor clipped
+
+	// Commands are command lines of sagamill for what the sentence names. Only with ExplainOptions.Buttons: else they are in
+	// the sentence.
+	Commands []string `json:"commands,omitempty"`
 }
 
 // An Explanation says where a saga is, and what it waits for.

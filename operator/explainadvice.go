@@ -15,19 +15,19 @@ import (
 // adviseStep returns the commands that could free a stuck step. where is the finding about the step's
 // message.
 func (q *inquiry) adviseStep(s *SagaPart, t *Timeline, step *TimelineStep, where Finding) string {
-	skip := q.formatVerb(s, t, "skip", step)
+	skip := func() string { return q.formatVerb(s, t, "skip", step) }
 	letters := q.findDeadLetters(s, step)
 	switch {
 	case len(letters) > 0:
-		return formatRedrive(letters) + "; or, if it has been settled by other means, " + skip
+		return q.formatRedrive(letters) + "; or, if it has been settled by other means, " + skip()
 	case where.What == "discarded":
-		return "a retry would not be heard either: once it has been settled by other means, " + skip
+		return "a retry would not be heard either: once it has been settled by other means, " + skip()
 	case where.What == unrecorded && isDeadLetter(step):
-		return "its dead letter is in none of the schemas that were looked at: redrive it where it is, for a retry comes to nothing; or, if it has been settled by other means, " + skip
+		return "its dead letter is in none of the schemas that were looked at: redrive it where it is, for a retry comes to nothing; or, if it has been settled by other means, " + skip()
 	case where.What == "parked", strings.HasPrefix(where.What, "reply-"):
-		return "the saga goes on when that is through; or a person decides: sagamill saga " + listVerbs(t, step)
+		return "the saga goes on when that is through; or a person decides: " + q.nameVerb("sagamill saga ", "") + listVerbs(t, step)
 	}
-	return "a person decides: sagamill saga " + listVerbs(t, step)
+	return "a person decides: " + q.nameVerb("sagamill saga ", "") + listVerbs(t, step)
 }
 
 // isDeadLetter reports whether a step is stuck because its message became a dead letter of a
@@ -45,7 +45,7 @@ func listVerbs(t *Timeline, step *TimelineStep) string {
 	return "retry, skip or reject"
 }
 
-// formatVerb returns the command line of a verb about a step.
+// formatVerb returns the command line of a verb about a step, or its name.
 func (q *inquiry) formatVerb(s *SagaPart, t *Timeline, verb string, step *TimelineStep) string {
 	key := celltext.QuoteWord(t.Key)
 	if strings.HasPrefix(key, "-") {
@@ -58,7 +58,8 @@ func (q *inquiry) formatVerb(s *SagaPart, t *Timeline, verb string, step *Timeli
 	if t.Path != "" {
 		line += " -path " + celltext.QuoteWord(t.Path)
 	}
-	return line + " -step " + celltext.QuoteWord(step.Name) + ` -why "…"`
+	line += " -step " + celltext.QuoteWord(step.Name) + ` -why "…"`
+	return q.giveCommand(line, "a "+verb+" of step "+celltext.FormatCell(step.Name))
 }
 
 // A heldLetter is a dead letter, with the part that it is in.
@@ -83,24 +84,26 @@ func (q *inquiry) findDeadLetters(home *SagaPart, step *TimelineStep) (all []hel
 	return all
 }
 
-// formatRedrive returns the command lines that redrive letters, one for each schema.
-func formatRedrive(letters []heldLetter) string {
+// formatRedrive returns the command lines that redrive letters, one for each schema, or what they do.
+func (q *inquiry) formatRedrive(letters []heldLetter) string {
 	say := "once the cause is mended: "
 	if letters[0].Reason == consumer.ReasonActionDead { // actions come first, so letters has no action
 		say = "its action is no dead letter any more, so next: "
 	}
 	var parts []*SagaPart
-	var lines []string
+	var lines, names []string
 	for _, l := range letters {
 		id := strconv.FormatInt(l.ID, 10)
 		if i := slices.Index(parts, l.SagaPart); i >= 0 {
 			lines[i] += "," + id
+			names[i] += "," + id
 			continue
 		}
 		parts = append(parts, l.SagaPart)
 		lines = append(lines, "sagamill dead redrive"+l.Flags+" -id "+id)
+		names = append(names, "a redrive of letter "+id+" of schema "+l.Name)
 	}
-	return say + strings.Join(lines, " && ")
+	return say + q.giveCommand(strings.Join(lines, " && "), strings.Join(names, ", then "))
 }
 
 // explainObsolete returns the command that discards a dead letter which is of no use to its instance
@@ -120,11 +123,11 @@ func (q *inquiry) explainObsolete(s *SagaPart, l *DeadLetter) (text string, ok b
 	}
 	discard := fmt.Sprintf("sagamill dead discard%s -id %d", s.Flags, l.ID)
 	if !t.EndedAt.IsZero() {
-		return "the saga has ended, and a redrive could do work that nobody undoes: " + discard, true
+		return "the saga has ended, and a redrive could do work that nobody undoes: " + q.giveCommand(discard, "discard it"), true
 	}
 	for i := range t.Steps {
 		if step := &t.Steps[i]; step.Number == to.Step && isObsolete(step, to.Attempt) {
-			return fmt.Sprintf("the saga has no use for it any more, for step %s is %s: %s", celltext.FormatCell(step.Name), step.State, discard), true
+			return fmt.Sprintf("the saga has no use for it any more, for step %s is %s: %s", celltext.FormatCell(step.Name), step.State, q.giveCommand(discard, "discard it")), true
 		}
 	}
 	return "", false

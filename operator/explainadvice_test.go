@@ -1,6 +1,8 @@
 package operator
 
 import (
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/sagamill/sagamill/saga"
@@ -26,5 +28,28 @@ func TestAVerbIsOneLineForAShell(t *testing.T) {
 	got := q.formatVerb(&SagaPart{Source: Source{Name: "trips", Flags: " -schema trips"}}, &Timeline{Instance: Instance{Address: saga.Address{Key: "-k", Path: "1.1"}}}, "retry", &TimelineStep{Name: "s"})
 	if want := `sagamill saga retry -key=-k -schema trips -scope='a c' -path 1.1 -step s -why "…"`; got != want {
 		t.Errorf("verb = %s, want %s", got, want)
+	}
+}
+
+// For a page, a sentence names the verbs, and the finding has the command lines beside it.
+func TestSentencesForPagesHaveNoCommands(t *testing.T) {
+	t.Parallel()
+	s := &SagaPart{Source: Source{Name: "trips", Flags: " -schema trips"}}
+	dead := DeadLetter{ID: 5, State: StateDead, Kind: "action", Step: "s", N: "1"}
+	s.Inbox.Letters = []DeadLetter{dead}
+	timeline := &Timeline{Instance: Instance{Address: saga.Address{Key: "k"}}, Steps: []TimelineStep{{Number: 1, Name: "s", State: StepStuck, Type: "t", N: "1", InDoubt: true}}}
+	for _, buttons := range []bool{false, true} {
+		q := &inquiry{parts: []*SagaPart{s}, options: ExplainOptions{Buttons: buttons}, told: map[any]bool{}}
+		q.addFinding(q.findStuckStep(s, timeline, &timeline.Steps[0], "step s"))
+		got := q.found[0]
+		lines := []string{"sagamill dead show -schema trips -id 5", "sagamill saga skip k -schema trips -step s -why \"…\"", "sagamill dead redrive -schema trips -id 5"}
+		for _, line := range lines {
+			if strings.Contains(got.Text, line) == buttons || slices.Contains(got.Commands, line) != buttons {
+				t.Errorf("with buttons: %t: %q, commands %q", buttons, got.Text, got.Commands)
+			}
+		}
+		if buttons && (strings.Contains(got.Text, "sagamill") || !strings.Contains(got.Text, "a redrive of letter 5 of schema trips") || len(q.commands) > 0) {
+			t.Errorf("the sentence is %q, commands left %q", got.Text, q.commands)
+		}
 	}
 }

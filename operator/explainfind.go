@@ -2,6 +2,7 @@ package operator
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/sagamill/sagamill/internal/celltext"
@@ -16,6 +17,7 @@ type inquiry struct {
 	parts      []*SagaPart
 	found      []Finding
 	unreadable []Finding
+	commands   []string     // of the next finding
 	told       map[any]bool // messages, parked messages and rows that a finding is about, as pointers
 }
 
@@ -36,6 +38,28 @@ func (q *inquiry) investigate() {
 	}
 }
 
+// nameVerb returns how a sentence names what a person does: as a command, or as a verb with a button.
+func (q *inquiry) nameVerb(command, button string) string {
+	if q.options.Buttons {
+		return button
+	}
+	return command
+}
+
+// giveCommand is nameVerb for a whole command line, which the next finding keeps beside a button.
+func (q *inquiry) giveCommand(command, button string) string {
+	if line := strings.TrimPrefix(command, "; "); q.options.Buttons && !slices.Contains(q.commands, line) {
+		q.commands = append(slices.Clone(q.commands), line)
+	}
+	return q.nameVerb(command, button)
+}
+
+// addFinding adds f, with the commands that were given for it.
+func (q *inquiry) addFinding(f Finding) {
+	f.Commands, q.commands = q.commands, nil
+	q.found = append(q.found, f)
+}
+
 // isOrchestrated reports whether the saga has an instance.
 func (q *inquiry) isOrchestrated() bool {
 	for _, s := range q.parts {
@@ -50,7 +74,7 @@ func (q *inquiry) isOrchestrated() bool {
 func (q *inquiry) findInstance(s *SagaPart, t *Timeline) {
 	tell := func(f Finding) {
 		f.Schema, f.Saga, f.Path = s.Name, t.Saga, t.Path
-		q.found = append(q.found, f)
+		q.addFinding(f)
 	}
 	tell(Finding{What: "instance", Start: celltext.FormatMoment(t.StartedAt), Moved: celltext.FormatMoment(t.UpdatedAt), Text: formatInstance(s, t)})
 	if !t.EndedAt.IsZero() {
@@ -88,12 +112,13 @@ func formatInstance(s *SagaPart, t *Timeline) string {
 // findInstanceHold tells what the instance as a whole waits for: a person or an orchestrator.
 func (q *inquiry) findInstanceHold(s *SagaPart, t *Timeline, tell func(Finding)) {
 	at := celltext.FormatAddress(t.Scope, t.Key, t.Path)
+	resume := q.nameVerb("sagamill saga resume", "a resume")
 	if t.Paused {
-		f := Finding{What: "paused", Text: "paused when it had gone back; sagamill saga resume goes on"}
+		f := Finding{What: "paused", Text: "paused when it had gone back; " + resume + " goes on"}
 		for i := len(t.Journal) - 1; i >= 0; i-- {
 			if e := t.Journal[i]; e.Verb == VerbPause {
 				f.Since = celltext.FormatMoment(e.At)
-				f.Text = fmt.Sprintf("paused by %s at %s because: %s; sagamill saga resume goes on", celltext.FormatCell(e.By), celltext.FormatTime(e.At), e.Why)
+				f.Text = fmt.Sprintf("paused by %s at %s because: %s; %s goes on", celltext.FormatCell(e.By), celltext.FormatTime(e.At), e.Why, resume)
 			}
 			if v := t.Journal[i].Verb; v == VerbPause || v == VerbCompensateTo {
 				break
@@ -103,7 +128,7 @@ func (q *inquiry) findInstanceHold(s *SagaPart, t *Timeline, tell func(Finding))
 	}
 	switch {
 	case t.Fault != "" && t.DueAt.IsZero():
-		tell(Finding{What: "fault", Text: "stuck: orchestrators have given it up: " + t.Fault + "; sagamill saga retry has them try again"})
+		tell(Finding{What: "fault", Text: "stuck: orchestrators have given it up: " + t.Fault + "; " + q.nameVerb("sagamill saga retry", "a retry") + " has them try again"})
 	case t.Fault != "":
 		tell(Finding{What: "fault", Until: celltext.FormatMoment(t.DueAt), Text: "an orchestrator could not go on, and tries again at " + celltext.FormatTime(t.DueAt) + ": " + t.Fault})
 	case len(t.Next) > 0:
@@ -155,10 +180,13 @@ func (q *inquiry) findStuckStep(s *SagaPart, t *Timeline, step *TimelineStep, na
 	}
 	var where Finding
 	if (step.InDoubt || step.State == StepUndoStuck) && (step.Type != "" || t.PlanProblem != "") { // a local step has no message
+		before := q.commands
 		where = q.traceStep(s, t, step)
 		if where.What != unrecorded || !isDeadLetter(step) { // a schema here has recorded it
 			f.ID = where.ID
 			f.Text += "; " + where.Text
+		} else {
+			q.commands = before
 		}
 	}
 	f.Text += "; " + q.adviseStep(s, t, step, where)

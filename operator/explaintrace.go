@@ -190,7 +190,8 @@ func (q *inquiry) findMessage(s *SagaPart, m *OutboxMessage) Finding {
 		f.Until = celltext.FormatMoment(m.DueAt)
 		f.Text = fmt.Sprintf("%swas refused by the broker %s: %s; again at %s %s", name, formatAttempts(m.Attempts), m.Reason, celltext.FormatTime(m.DueAt), in)
 	case PlaceDead:
-		f.Text = fmt.Sprintf("%sis dead letter %d of the outbox of schema %s, refused by the broker %s: %s; sagamill outbox dead show%s -id %d", name, m.ID, s.Name, formatAttempts(m.Attempts), m.Reason, s.Flags, m.ID)
+		f.Text = fmt.Sprintf("%sis dead letter %d of the outbox of schema %s, refused by the broker %s: %s", name, m.ID, s.Name, formatAttempts(m.Attempts), m.Reason)
+		f.Text += q.giveCommand(fmt.Sprintf("; sagamill outbox dead show%s -id %d", s.Flags, m.ID), "")
 	default:
 		f.Text = fmt.Sprintf("%sis published %s", name, in)
 	}
@@ -233,7 +234,8 @@ func (q *inquiry) findParked(s *SagaPart, l *DeadLetter) Finding {
 	switch {
 	case l.State == StateDead:
 		f.What = "dead-letter"
-		f.Text = fmt.Sprintf("dead letter %d %s; sagamill dead show%s -id %d", l.ID, of, s.Flags, l.ID)
+		f.Text = fmt.Sprintf("dead letter %d %s", l.ID, of)
+		f.Text += q.giveCommand(fmt.Sprintf("; sagamill dead show%s -id %d", s.Flags, l.ID), "")
 	case l.DueAt.IsZero():
 		f.What = "parked"
 		f.Text = fmt.Sprintf("parked %s", of)
@@ -256,7 +258,7 @@ func (q *inquiry) findOtherMessages(s *SagaPart) {
 		if text, ok := q.explainObsolete(s, l); ok {
 			f.Text += "; " + text
 		}
-		q.found = append(q.found, f)
+		q.addFinding(f)
 	}
 	for i := range s.Outbox.Messages {
 		m := &s.Outbox.Messages[i]
@@ -265,7 +267,7 @@ func (q *inquiry) findOtherMessages(s *SagaPart) {
 		case m.Place != PlacePublished:
 			f := q.findMessage(s, m)
 			f.Text = "message " + f.Text
-			q.found = append(q.found, f)
+			q.addFinding(f)
 		case !q.isToOrchestrator(m) && !q.isHandled(m):
 			q.found = append(q.found, Finding{
 				What: unrecorded, Schema: s.Name, ID: m.ID, Step: m.Step, N: m.N, Since: celltext.FormatMoment(m.CreatedAt),

@@ -60,13 +60,14 @@ func (d *DeadLetters) Group(ctx context.Context, filter Filter, limit int) (Lett
 
 // sqlFingerprint returns the fingerprint of a column. It is the only place that says what varies in an error: a quoted
 // text, which may end with the error, and a word that has a digit or an apostrophe, or is hexadecimal. It masks before it
-// cuts, so that the length of a variable part does not move the end.
+// cuts, so that the length of a variable part does not move the end. A word is tried from its beginning only: from each of
+// its letters, an error of one long word would cost the square of its length.
 func sqlFingerprint(column string) string {
 	return strings.ReplaceAll(`left(encode(sha256(convert_to({masked}, 'UTF8')), 'hex'), 16)`, "{masked}", sqlMasked(column))
 }
 
 func sqlMasked(column string) string {
-	const variable = `"(?:\\.|[^"\\])*(?:"|$)|[[:alnum:]_-]*[0-9][[:alnum:]_-]*|[[:alnum:]]+''[[:alnum:]]+|''[^'']*(?:''|$)|` + "`[^`]*(?:`|$)" + `|[0-9a-fA-F]{8,}`
+	const variable = `"(?:\\.|[^"\\])*(?:"|$)|(?<![[:alnum:]_-])[[:alnum:]_-]*[0-9][[:alnum:]_-]*|(?<![[:alnum:]])[[:alnum:]]+''[[:alnum:]]+|''[^'']*(?:''|$)|` + "`[^`]*(?:`|$)" + `|[0-9a-fA-F]{8,}`
 	return `left(regexp_replace(left(` + column + `, 1000), '` + variable + `', '?', 'g'), 160)`
 }
 

@@ -306,3 +306,55 @@ func TestABurialIsMadeOnce(t *testing.T) {
 		}
 	}
 }
+
+// With a moment, the ages of a filter are those at the moment: a run that takes long picks no letter that becomes old
+// enough meanwhile.
+func TestAgesAreThoseOfTheMoment(t *testing.T) {
+	t.Parallel()
+	for _, side := range []Side{Inbox, Outbox} {
+		t.Run(string(side), func(t *testing.T) {
+			t.Parallel()
+			f := newFixture(t)
+			if side == Outbox {
+				f.putDeadHeld(t, 1, 1, "pay", "charge", "no queue", 20*time.Minute)
+				f.putDeadHeld(t, 2, 2, "pay", "charge", "no queue", 30*time.Minute)
+			} else {
+				f.putDead(t, "pay", "charge", "failed", "no", 1, 20*time.Minute)
+				f.putDead(t, "pay", "charge", "failed", "no", 2, 30*time.Minute)
+			}
+			now, err := ReadClock(t.Context(), f.pool)
+			if err != nil {
+				t.Fatal(err)
+			}
+			d := letters(t, f, side)
+			filters := map[int]Filter{
+				2: {Older: 15 * time.Minute, UnchangedSince: now.Add(-10 * time.Minute)},
+				0: {Older: 25 * time.Minute, UnchangedSince: now.Add(-10 * time.Minute)},
+			}
+			if side == Inbox {
+				filters[1] = Filter{Newer: 15 * time.Minute, UnchangedSince: now.Add(-10 * time.Minute)}
+			}
+			for want, filter := range filters {
+				if n, err := d.Count(t.Context(), filter); n != want || err != nil {
+					t.Errorf("Count of %+v = %d, %v; want %d", filter, n, err, want)
+				}
+			}
+		})
+	}
+}
+
+// Errors that were made to cost time do not keep the page of groups from its limit.
+func TestHostileErrorsAreGroupedInTime(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	f.putDead(t, "pay", "charge", "failed", "no", comparedLetters, time.Minute)
+	f.exec(t, `UPDATE {schema}.parked SET error = chr(103 + (id % 10)::integer) || repeat('zé-', 332) || '"'`)
+	d, err := NewDeadLetters(f.pool, Inbox, &Options{Schema: f.schema, ReadTimeout: 5 * time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	groups, err := d.Group(t.Context(), Filter{}, 100)
+	if err != nil || groups.Total != comparedLetters || len(groups.Groups) != 10 {
+		t.Errorf("Group = %d letters in %d groups, %v; want %d in 10", groups.Total, len(groups.Groups), err, comparedLetters)
+	}
+}

@@ -141,6 +141,12 @@ func (d *inboxLetters) filterArgs(ctx context.Context, f Filter, after int64) ([
 	if err := d.db.QueryRow(ctx, d.sql.readClock, f.Older.Microseconds(), f.Newer.Microseconds()).Scan(&until, &since); err != nil {
 		return nil, err
 	}
+	if since != nil && !f.UnchangedSince.IsZero() {
+		*since = f.UnchangedSince.Add(-f.Newer)
+	}
+	if f.Older > 0 && !f.UnchangedSince.IsZero() {
+		until = f.UnchangedSince.Add(-f.Older)
+	}
 	if f.State == StateRetrying && f.Older == 0 {
 		until = until.AddDate(1, 0, 0) // last_at of a message that waits for a call in doubt is in the future
 	}

@@ -120,7 +120,8 @@ type InstanceFilter struct {
 	ID      string        // a UUID: the correlation id of its messages
 
 	// UnchangedSince is a moment by the clock of the database: see [ReadClock]. A change of many with such a filter can be
-	// repeated: what it has changed, it leaves alone. [Instances.PreviewAll] with the same filter says what it will do.
+	// repeated: what it has changed, it leaves alone. [Instances.PreviewAll] with the same filter says what it will do. Older
+	// and Silent are ages at this moment.
 	UnchangedSince time.Time
 
 	// Step is the name of a step that holds the instance up, as [Instance].Step has it. It picks live instances whose

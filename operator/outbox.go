@@ -247,6 +247,9 @@ func (d *outboxLetters) filterArgs(ctx context.Context, f Filter, after int64, o
 			return nil, err
 		}
 	}
+	if f.Older > 0 && !f.UnchangedSince.IsZero() {
+		until.Time = f.UnchangedSince.Add(-f.Older)
+	}
 	return []any{plannedAnew, after, until, f.IDs, message, f.Topic, f.Scope, f.Key, f.Error, f.Step,
 		timeOrNil(f.UnchangedSince), f.Fingerprint, f.NoStep}, nil
 }

@@ -3,6 +3,7 @@ package operator
 import (
 	"context"
 	"errors"
+	"math"
 	"strings"
 	"testing"
 	"time"
@@ -172,5 +173,15 @@ func TestProcessesAndSchemasAreListed(t *testing.T) {
 	names, err := ListSchemas(t.Context(), pool)
 	if err != nil || !strings.Contains(" "+strings.Join(names, " ")+" ", " "+schema+" ") {
 		t.Errorf("ListSchemas = %v, %v; want %s among them", names, err, schema)
+	}
+}
+
+// A rate near 0 waits for as long as can be, and not for no time at all.
+func TestATinyRateWaits(t *testing.T) {
+	t.Parallel()
+	for r, want := range map[rate]time.Duration{1e-300: math.MaxInt64, 1e-12: math.MaxInt64, 2: 5 * time.Second} {
+		if got := r.timeOf(10); got != want {
+			t.Errorf("10 letters at %g per second take %v, want %v", r, got, want)
+		}
 	}
 }

@@ -35,6 +35,9 @@ func addServiceFlags(c *cli.Call) *serviceFlags {
 		if name == "" {
 			return errors.New("it is empty")
 		}
+		if _, err := url.Parse(name); isURL(name) && err != nil {
+			return errors.New("it is not a URL that can be read") // the error would quote it with its password
+		}
 		f.described = append(f.described, name)
 		return nil
 	})
@@ -69,7 +72,7 @@ func (f *serviceFlags) topology() func(context.Context) ([]byte, error) {
 		for _, name := range f.described {
 			text, err := readDescription(ctx, name)
 			if err != nil {
-				return nil, fmt.Errorf("-topology %s: %w", hidePassword(name), err)
+				return nil, fmt.Errorf("-topology %s: %w", hideSecrets(name), err)
 			}
 			all.Write(text)
 			all.WriteByte('\n')
@@ -78,16 +81,24 @@ func (f *serviceFlags) topology() func(context.Context) ([]byte, error) {
 	}
 }
 
-// hidePassword returns the name of a file or a URL for a log.
-func hidePassword(name string) string {
-	if u, err := url.Parse(name); err == nil && u.User != nil {
-		return u.Redacted()
+// hideSecrets returns the name of a file, or a URL without its user, password and query, for a log.
+func hideSecrets(name string) string {
+	if !isURL(name) {
+		return name
 	}
-	return name
+	u, err := url.Parse(name)
+	if err != nil {
+		return "(a URL that cannot be read)"
+	}
+	return (&url.URL{Scheme: u.Scheme, Host: u.Host, Path: u.Path}).String()
+}
+
+func isURL(name string) bool {
+	return strings.HasPrefix(name, "http://") || strings.HasPrefix(name, "https://")
 }
 
 func readDescription(ctx context.Context, name string) ([]byte, error) {
-	if !strings.HasPrefix(name, "http://") && !strings.HasPrefix(name, "https://") {
+	if !isURL(name) {
 		file, err := os.Open(name)
 		if err != nil {
 			return nil, err
@@ -102,6 +113,9 @@ func readDescription(ctx context.Context, name string) ([]byte, error) {
 		return nil, err
 	}
 	response, err := http.DefaultClient.Do(request)
+	if failed := (*url.Error)(nil); errors.As(err, &failed) {
+		return nil, failed.Err // without the URL
+	}
 	if err != nil {
 		return nil, err
 	}

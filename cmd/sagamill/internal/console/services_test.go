@@ -50,6 +50,14 @@ func TestDescriptionsAreRead(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
+	service.Close()
+	secret := strings.Replace(service.URL, "http://", "http://user:s3cr3t@", 1) + "/topology?token=s3cr3t"
+	if _, err := (&serviceFlags{described: []string{secret}}).topology()(t.Context()); err == nil || strings.Contains(err.Error(), "s3cr3t") {
+		t.Errorf("the error of a service that does not answer: %v", err)
+	}
+	if got := hideSecrets("http://user:s3c%r3t@host"); strings.Contains(got, "r3t") {
+		t.Errorf("a URL that cannot be read is shown as %s", got)
+	}
 	if (&serviceFlags{}).topology() != nil {
 		t.Error("without a flag there is a topology")
 	}

@@ -22,7 +22,7 @@ UPDATE {schema}.parked SET state = 'dead', last_at = clock_timestamp() WHERE id 
 SELECT count(*) FROM {schema}.parked WHERE state = 'dead' AND id > $1 AND last_at <= $2 AND ($3::timestamptz IS NULL OR last_at >= $3)
 	AND ($4::bigint[] IS NULL OR id = ANY ($4)) AND ($5 = '' OR step = $5) AND ($6 = '' OR kind = $6) AND ($7 = '' OR reason = $7)
 	AND ($8 = '' OR position($8 IN error) > 0) AND ($9 = '' OR scope = $9) AND ($10 = '' OR key = $10) AND ($11 = '' OR topic = $11)
-	AND ($12::bytea = '' OR message_id = $12) AND (left(encode(sha256(convert_to(left(regexp_replace(left(error, 1000), '"(?:\\.|[^"\\])*(?:"|$)|[[:alnum:]_-]*[0-9][[:alnum:]_-]*|[[:alnum:]]+''[[:alnum:]]+|''[^'']*(?:''|$)|`[^`]*(?:`|$)|[0-9a-fA-F]{8,}', '?', 'g'), 160), 'UTF8')), 'hex'), 16) = $14 OR $14 = '') AND (NOT $15::boolean OR coalesce(step, '') = '')
+	AND ($12::bytea = '' OR message_id = $12) AND (left(encode(sha256(convert_to(left(regexp_replace(left(error, 1000), '"(?:\\.|[^"\\])*(?:"|$)|(?<![[:alnum:]_-])[[:alnum:]_-]*[0-9][[:alnum:]_-]*|(?<![[:alnum:]])[[:alnum:]]+''[[:alnum:]]+|''[^'']*(?:''|$)|`[^`]*(?:`|$)|[0-9a-fA-F]{8,}', '?', 'g'), 160), 'UTF8')), 'hex'), 16) = $14 OR $14 = '') AND (NOT $15::boolean OR coalesce(step, '') = '')
 	AND ($13::timestamptz IS NULL OR last_at <= $13 AND coalesce(redriven_at <= $13, true)
 	AND CASE WHEN digest IS NULL THEN true ELSE coalesce(substring(
 		convert_from(header_values[array_position(header_names, 'x-sagamill-edited'::bytea)], 'LATIN1')
@@ -31,7 +31,7 @@ SELECT count(*) FROM {schema}.parked WHERE state = 'dead' AND id > $1 AND last_a
 SELECT count(*) FROM {schema}.parked WHERE state = 'retrying' AND id > $1 AND last_at <= $2 AND ($3::timestamptz IS NULL OR last_at >= $3)
 	AND ($4::bigint[] IS NULL OR id = ANY ($4)) AND ($5 = '' OR step = $5) AND ($6 = '' OR kind = $6) AND ($7 = '' OR reason = $7)
 	AND ($8 = '' OR position($8 IN error) > 0) AND ($9 = '' OR scope = $9) AND ($10 = '' OR key = $10) AND ($11 = '' OR topic = $11)
-	AND ($12::bytea = '' OR message_id = $12) AND (left(encode(sha256(convert_to(left(regexp_replace(left(error, 1000), '"(?:\\.|[^"\\])*(?:"|$)|[[:alnum:]_-]*[0-9][[:alnum:]_-]*|[[:alnum:]]+''[[:alnum:]]+|''[^'']*(?:''|$)|`[^`]*(?:`|$)|[0-9a-fA-F]{8,}', '?', 'g'), 160), 'UTF8')), 'hex'), 16) = $14 OR $14 = '') AND (NOT $15::boolean OR coalesce(step, '') = '')
+	AND ($12::bytea = '' OR message_id = $12) AND (left(encode(sha256(convert_to(left(regexp_replace(left(error, 1000), '"(?:\\.|[^"\\])*(?:"|$)|(?<![[:alnum:]_-])[[:alnum:]_-]*[0-9][[:alnum:]_-]*|(?<![[:alnum:]])[[:alnum:]]+''[[:alnum:]]+|''[^'']*(?:''|$)|`[^`]*(?:`|$)|[0-9a-fA-F]{8,}', '?', 'g'), 160), 'UTF8')), 'hex'), 16) = $14 OR $14 = '') AND (NOT $15::boolean OR coalesce(step, '') = '')
 	AND ($13::timestamptz IS NULL OR last_at <= $13 AND coalesce(redriven_at <= $13, true)
 	AND CASE WHEN digest IS NULL THEN true ELSE coalesce(substring(
 		convert_from(header_values[array_position(header_names, 'x-sagamill-edited'::bytea)], 'LATIN1')
@@ -41,7 +41,7 @@ SELECT count(*) FROM {schema}.parked WHERE state = 'retrying' AND id > $1 AND la
 WITH batch AS (SELECT id FROM {schema}.parked WHERE state = 'dead' AND id > $1 AND last_at <= $2 AND ($3::timestamptz IS NULL OR last_at >= $3)
 	AND ($4::bigint[] IS NULL OR id = ANY ($4)) AND ($5 = '' OR step = $5) AND ($6 = '' OR kind = $6) AND ($7 = '' OR reason = $7)
 	AND ($8 = '' OR position($8 IN error) > 0) AND ($9 = '' OR scope = $9) AND ($10 = '' OR key = $10) AND ($11 = '' OR topic = $11)
-	AND ($12::bytea = '' OR message_id = $12) AND (left(encode(sha256(convert_to(left(regexp_replace(left(error, 1000), '"(?:\\.|[^"\\])*(?:"|$)|[[:alnum:]_-]*[0-9][[:alnum:]_-]*|[[:alnum:]]+''[[:alnum:]]+|''[^'']*(?:''|$)|`[^`]*(?:`|$)|[0-9a-fA-F]{8,}', '?', 'g'), 160), 'UTF8')), 'hex'), 16) = $14 OR $14 = '') AND (NOT $15::boolean OR coalesce(step, '') = '')
+	AND ($12::bytea = '' OR message_id = $12) AND (left(encode(sha256(convert_to(left(regexp_replace(left(error, 1000), '"(?:\\.|[^"\\])*(?:"|$)|(?<![[:alnum:]_-])[[:alnum:]_-]*[0-9][[:alnum:]_-]*|(?<![[:alnum:]])[[:alnum:]]+''[[:alnum:]]+|''[^'']*(?:''|$)|`[^`]*(?:`|$)|[0-9a-fA-F]{8,}', '?', 'g'), 160), 'UTF8')), 'hex'), 16) = $14 OR $14 = '') AND (NOT $15::boolean OR coalesce(step, '') = '')
 	AND ($13::timestamptz IS NULL OR last_at <= $13 AND coalesce(redriven_at <= $13, true)
 	AND CASE WHEN digest IS NULL THEN true ELSE coalesce(substring(
 		convert_from(header_values[array_position(header_names, 'x-sagamill-edited'::bytea)], 'LATIN1')
@@ -54,13 +54,13 @@ DELETE FROM {schema}.parked
 WHERE id = ANY (ARRAY(SELECT id FROM {schema}.parked WHERE state = 'dead' AND id > $1 AND last_at <= $2 AND ($3::timestamptz IS NULL OR last_at >= $3)
 	AND ($4::bigint[] IS NULL OR id = ANY ($4)) AND ($5 = '' OR step = $5) AND ($6 = '' OR kind = $6) AND ($7 = '' OR reason = $7)
 	AND ($8 = '' OR position($8 IN error) > 0) AND ($9 = '' OR scope = $9) AND ($10 = '' OR key = $10) AND ($11 = '' OR topic = $11)
-	AND ($12::bytea = '' OR message_id = $12) AND (left(encode(sha256(convert_to(left(regexp_replace(left(error, 1000), '"(?:\\.|[^"\\])*(?:"|$)|[[:alnum:]_-]*[0-9][[:alnum:]_-]*|[[:alnum:]]+''[[:alnum:]]+|''[^'']*(?:''|$)|`[^`]*(?:`|$)|[0-9a-fA-F]{8,}', '?', 'g'), 160), 'UTF8')), 'hex'), 16) = $14 OR $14 = '') AND (NOT $15::boolean OR coalesce(step, '') = '')
+	AND ($12::bytea = '' OR message_id = $12) AND (left(encode(sha256(convert_to(left(regexp_replace(left(error, 1000), '"(?:\\.|[^"\\])*(?:"|$)|(?<![[:alnum:]_-])[[:alnum:]_-]*[0-9][[:alnum:]_-]*|(?<![[:alnum:]])[[:alnum:]]+''[[:alnum:]]+|''[^'']*(?:''|$)|`[^`]*(?:`|$)|[0-9a-fA-F]{8,}', '?', 'g'), 160), 'UTF8')), 'hex'), 16) = $14 OR $14 = '') AND (NOT $15::boolean OR coalesce(step, '') = '')
 	AND ($13::timestamptz IS NULL OR last_at <= $13 AND coalesce(redriven_at <= $13, true)
 	AND CASE WHEN digest IS NULL THEN true ELSE coalesce(substring(
 		convert_from(header_values[array_position(header_names, 'x-sagamill-edited'::bytea)], 'LATIN1')
 		FROM '^edit [0-9]+ at ([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]+Z) by ')::timestamptz <= $13, true) END) ORDER BY id LIMIT $16 FOR UPDATE))
 RETURNING id, state, kind, coalesce(scope, ''), coalesce(key, ''), coalesce(step, ''), coalesce(n, ''), topic, message_id,
-	header_names, header_values, payload, octet_length(payload), reason, error, stack, left(encode(sha256(convert_to(left(regexp_replace(left(error, 1000), '"(?:\\.|[^"\\])*(?:"|$)|[[:alnum:]_-]*[0-9][[:alnum:]_-]*|[[:alnum:]]+''[[:alnum:]]+|''[^'']*(?:''|$)|`[^`]*(?:`|$)|[0-9a-fA-F]{8,}', '?', 'g'), 160), 'UTF8')), 'hex'), 16), attempts, first_at, last_at,
+	header_names, header_values, payload, octet_length(payload), reason, error, stack, left(encode(sha256(convert_to(left(regexp_replace(left(error, 1000), '"(?:\\.|[^"\\])*(?:"|$)|(?<![[:alnum:]_-])[[:alnum:]_-]*[0-9][[:alnum:]_-]*|(?<![[:alnum:]])[[:alnum:]]+''[[:alnum:]]+|''[^'']*(?:''|$)|`[^`]*(?:`|$)|[0-9a-fA-F]{8,}', '?', 'g'), 160), 'UTF8')), 'hex'), 16), attempts, first_at, last_at,
 	CASE WHEN state = 'retrying' AND isfinite(due_at) THEN due_at END, digest, in_doubt
 ---- inboxQueries.drop
 DELETE FROM {schema}.parked WHERE id = ANY ($1)
@@ -81,7 +81,7 @@ WITH newest AS MATERIALIZED (
 	FROM {schema}.parked WHERE state = 'dead' AND id > $1 AND last_at <= $2 AND ($3::timestamptz IS NULL OR last_at >= $3)
 	AND ($4::bigint[] IS NULL OR id = ANY ($4)) AND ($5 = '' OR step = $5) AND ($6 = '' OR kind = $6) AND ($7 = '' OR reason = $7)
 	AND ($8 = '' OR position($8 IN error) > 0) AND ($9 = '' OR scope = $9) AND ($10 = '' OR key = $10) AND ($11 = '' OR topic = $11)
-	AND ($12::bytea = '' OR message_id = $12) AND (left(encode(sha256(convert_to(left(regexp_replace(left(error, 1000), '"(?:\\.|[^"\\])*(?:"|$)|[[:alnum:]_-]*[0-9][[:alnum:]_-]*|[[:alnum:]]+''[[:alnum:]]+|''[^'']*(?:''|$)|`[^`]*(?:`|$)|[0-9a-fA-F]{8,}', '?', 'g'), 160), 'UTF8')), 'hex'), 16) = $14 OR $14 = '') AND (NOT $15::boolean OR coalesce(step, '') = '')
+	AND ($12::bytea = '' OR message_id = $12) AND (left(encode(sha256(convert_to(left(regexp_replace(left(error, 1000), '"(?:\\.|[^"\\])*(?:"|$)|(?<![[:alnum:]_-])[[:alnum:]_-]*[0-9][[:alnum:]_-]*|(?<![[:alnum:]])[[:alnum:]]+''[[:alnum:]]+|''[^'']*(?:''|$)|`[^`]*(?:`|$)|[0-9a-fA-F]{8,}', '?', 'g'), 160), 'UTF8')), 'hex'), 16) = $14 OR $14 = '') AND (NOT $15::boolean OR coalesce(step, '') = '')
 	AND ($13::timestamptz IS NULL OR last_at <= $13 AND coalesce(redriven_at <= $13, true)
 	AND CASE WHEN digest IS NULL THEN true ELSE coalesce(substring(
 		convert_from(header_values[array_position(header_names, 'x-sagamill-edited'::bytea)], 'LATIN1')
@@ -89,14 +89,14 @@ WITH newest AS MATERIALIZED (
 edge AS MATERIALIZED (SELECT at, id FROM newest ORDER BY at, id LIMIT 1),
 moment AS MATERIALIZED (SELECT clock_timestamp() AS now),
 parts AS (
-	SELECT topic, step, reason, left(regexp_replace(left(text, 1000), '"(?:\\.|[^"\\])*(?:"|$)|[[:alnum:]_-]*[0-9][[:alnum:]_-]*|[[:alnum:]]+''[[:alnum:]]+|''[^'']*(?:''|$)|`[^`]*(?:`|$)|[0-9a-fA-F]{8,}', '?', 'g'), 160) AS masked, max(left(text, 300)) AS text, count(*) AS n, min(at) AS oldest, max(at) AS newest, ARRAY[count(*) FILTER (WHERE at > (SELECT now - interval '3600 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '3300 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '3000 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '2700 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '2400 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '2100 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '1800 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '1500 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '1200 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '900 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '600 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '300 seconds' FROM moment))] AS trend
+	SELECT topic, step, reason, left(regexp_replace(left(text, 1000), '"(?:\\.|[^"\\])*(?:"|$)|(?<![[:alnum:]_-])[[:alnum:]_-]*[0-9][[:alnum:]_-]*|(?<![[:alnum:]])[[:alnum:]]+''[[:alnum:]]+|''[^'']*(?:''|$)|`[^`]*(?:`|$)|[0-9a-fA-F]{8,}', '?', 'g'), 160) AS masked, max(left(text, 300)) AS text, count(*) AS n, min(at) AS oldest, max(at) AS newest, ARRAY[count(*) FILTER (WHERE at > (SELECT now - interval '3600 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '3300 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '3000 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '2700 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '2400 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '2100 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '1800 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '1500 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '1200 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '900 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '600 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '300 seconds' FROM moment))] AS trend
 	FROM newest GROUP BY 1, 2, 3, 4
 	UNION ALL
 	SELECT topic, coalesce(step, ''), reason, NULL, '', count(*), min(last_at), max(last_at), ARRAY[count(*) FILTER (WHERE last_at > (SELECT now - interval '3600 seconds' FROM moment)), count(*) FILTER (WHERE last_at > (SELECT now - interval '3300 seconds' FROM moment)), count(*) FILTER (WHERE last_at > (SELECT now - interval '3000 seconds' FROM moment)), count(*) FILTER (WHERE last_at > (SELECT now - interval '2700 seconds' FROM moment)), count(*) FILTER (WHERE last_at > (SELECT now - interval '2400 seconds' FROM moment)), count(*) FILTER (WHERE last_at > (SELECT now - interval '2100 seconds' FROM moment)), count(*) FILTER (WHERE last_at > (SELECT now - interval '1800 seconds' FROM moment)), count(*) FILTER (WHERE last_at > (SELECT now - interval '1500 seconds' FROM moment)), count(*) FILTER (WHERE last_at > (SELECT now - interval '1200 seconds' FROM moment)), count(*) FILTER (WHERE last_at > (SELECT now - interval '900 seconds' FROM moment)), count(*) FILTER (WHERE last_at > (SELECT now - interval '600 seconds' FROM moment)), count(*) FILTER (WHERE last_at > (SELECT now - interval '300 seconds' FROM moment))]
 	FROM {schema}.parked WHERE state = 'dead' AND id > $1 AND last_at <= $2 AND ($3::timestamptz IS NULL OR last_at >= $3)
 	AND ($4::bigint[] IS NULL OR id = ANY ($4)) AND ($5 = '' OR step = $5) AND ($6 = '' OR kind = $6) AND ($7 = '' OR reason = $7)
 	AND ($8 = '' OR position($8 IN error) > 0) AND ($9 = '' OR scope = $9) AND ($10 = '' OR key = $10) AND ($11 = '' OR topic = $11)
-	AND ($12::bytea = '' OR message_id = $12) AND (left(encode(sha256(convert_to(left(regexp_replace(left(error, 1000), '"(?:\\.|[^"\\])*(?:"|$)|[[:alnum:]_-]*[0-9][[:alnum:]_-]*|[[:alnum:]]+''[[:alnum:]]+|''[^'']*(?:''|$)|`[^`]*(?:`|$)|[0-9a-fA-F]{8,}', '?', 'g'), 160), 'UTF8')), 'hex'), 16) = $14 OR $14 = '') AND (NOT $15::boolean OR coalesce(step, '') = '')
+	AND ($12::bytea = '' OR message_id = $12) AND (left(encode(sha256(convert_to(left(regexp_replace(left(error, 1000), '"(?:\\.|[^"\\])*(?:"|$)|(?<![[:alnum:]_-])[[:alnum:]_-]*[0-9][[:alnum:]_-]*|(?<![[:alnum:]])[[:alnum:]]+''[[:alnum:]]+|''[^'']*(?:''|$)|`[^`]*(?:`|$)|[0-9a-fA-F]{8,}', '?', 'g'), 160), 'UTF8')), 'hex'), 16) = $14 OR $14 = '') AND (NOT $15::boolean OR coalesce(step, '') = '')
 	AND ($13::timestamptz IS NULL OR last_at <= $13 AND coalesce(redriven_at <= $13, true)
 	AND CASE WHEN digest IS NULL THEN true ELSE coalesce(substring(
 		convert_from(header_values[array_position(header_names, 'x-sagamill-edited'::bytea)], 'LATIN1')
@@ -111,7 +111,7 @@ WITH newest AS MATERIALIZED (
 	FROM {schema}.parked WHERE state = 'retrying' AND id > $1 AND last_at <= $2 AND ($3::timestamptz IS NULL OR last_at >= $3)
 	AND ($4::bigint[] IS NULL OR id = ANY ($4)) AND ($5 = '' OR step = $5) AND ($6 = '' OR kind = $6) AND ($7 = '' OR reason = $7)
 	AND ($8 = '' OR position($8 IN error) > 0) AND ($9 = '' OR scope = $9) AND ($10 = '' OR key = $10) AND ($11 = '' OR topic = $11)
-	AND ($12::bytea = '' OR message_id = $12) AND (left(encode(sha256(convert_to(left(regexp_replace(left(error, 1000), '"(?:\\.|[^"\\])*(?:"|$)|[[:alnum:]_-]*[0-9][[:alnum:]_-]*|[[:alnum:]]+''[[:alnum:]]+|''[^'']*(?:''|$)|`[^`]*(?:`|$)|[0-9a-fA-F]{8,}', '?', 'g'), 160), 'UTF8')), 'hex'), 16) = $14 OR $14 = '') AND (NOT $15::boolean OR coalesce(step, '') = '')
+	AND ($12::bytea = '' OR message_id = $12) AND (left(encode(sha256(convert_to(left(regexp_replace(left(error, 1000), '"(?:\\.|[^"\\])*(?:"|$)|(?<![[:alnum:]_-])[[:alnum:]_-]*[0-9][[:alnum:]_-]*|(?<![[:alnum:]])[[:alnum:]]+''[[:alnum:]]+|''[^'']*(?:''|$)|`[^`]*(?:`|$)|[0-9a-fA-F]{8,}', '?', 'g'), 160), 'UTF8')), 'hex'), 16) = $14 OR $14 = '') AND (NOT $15::boolean OR coalesce(step, '') = '')
 	AND ($13::timestamptz IS NULL OR last_at <= $13 AND coalesce(redriven_at <= $13, true)
 	AND CASE WHEN digest IS NULL THEN true ELSE coalesce(substring(
 		convert_from(header_values[array_position(header_names, 'x-sagamill-edited'::bytea)], 'LATIN1')
@@ -119,14 +119,14 @@ WITH newest AS MATERIALIZED (
 edge AS MATERIALIZED (SELECT at, id FROM newest ORDER BY at, id LIMIT 1),
 moment AS MATERIALIZED (SELECT clock_timestamp() AS now),
 parts AS (
-	SELECT topic, step, reason, left(regexp_replace(left(text, 1000), '"(?:\\.|[^"\\])*(?:"|$)|[[:alnum:]_-]*[0-9][[:alnum:]_-]*|[[:alnum:]]+''[[:alnum:]]+|''[^'']*(?:''|$)|`[^`]*(?:`|$)|[0-9a-fA-F]{8,}', '?', 'g'), 160) AS masked, max(left(text, 300)) AS text, count(*) AS n, min(at) AS oldest, max(at) AS newest, ARRAY[count(*) FILTER (WHERE at > (SELECT now - interval '3600 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '3300 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '3000 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '2700 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '2400 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '2100 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '1800 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '1500 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '1200 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '900 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '600 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '300 seconds' FROM moment))] AS trend
+	SELECT topic, step, reason, left(regexp_replace(left(text, 1000), '"(?:\\.|[^"\\])*(?:"|$)|(?<![[:alnum:]_-])[[:alnum:]_-]*[0-9][[:alnum:]_-]*|(?<![[:alnum:]])[[:alnum:]]+''[[:alnum:]]+|''[^'']*(?:''|$)|`[^`]*(?:`|$)|[0-9a-fA-F]{8,}', '?', 'g'), 160) AS masked, max(left(text, 300)) AS text, count(*) AS n, min(at) AS oldest, max(at) AS newest, ARRAY[count(*) FILTER (WHERE at > (SELECT now - interval '3600 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '3300 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '3000 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '2700 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '2400 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '2100 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '1800 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '1500 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '1200 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '900 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '600 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '300 seconds' FROM moment))] AS trend
 	FROM newest GROUP BY 1, 2, 3, 4
 	UNION ALL
 	SELECT topic, coalesce(step, ''), reason, NULL, '', count(*), min(last_at), max(last_at), ARRAY[count(*) FILTER (WHERE last_at > (SELECT now - interval '3600 seconds' FROM moment)), count(*) FILTER (WHERE last_at > (SELECT now - interval '3300 seconds' FROM moment)), count(*) FILTER (WHERE last_at > (SELECT now - interval '3000 seconds' FROM moment)), count(*) FILTER (WHERE last_at > (SELECT now - interval '2700 seconds' FROM moment)), count(*) FILTER (WHERE last_at > (SELECT now - interval '2400 seconds' FROM moment)), count(*) FILTER (WHERE last_at > (SELECT now - interval '2100 seconds' FROM moment)), count(*) FILTER (WHERE last_at > (SELECT now - interval '1800 seconds' FROM moment)), count(*) FILTER (WHERE last_at > (SELECT now - interval '1500 seconds' FROM moment)), count(*) FILTER (WHERE last_at > (SELECT now - interval '1200 seconds' FROM moment)), count(*) FILTER (WHERE last_at > (SELECT now - interval '900 seconds' FROM moment)), count(*) FILTER (WHERE last_at > (SELECT now - interval '600 seconds' FROM moment)), count(*) FILTER (WHERE last_at > (SELECT now - interval '300 seconds' FROM moment))]
 	FROM {schema}.parked WHERE state = 'retrying' AND id > $1 AND last_at <= $2 AND ($3::timestamptz IS NULL OR last_at >= $3)
 	AND ($4::bigint[] IS NULL OR id = ANY ($4)) AND ($5 = '' OR step = $5) AND ($6 = '' OR kind = $6) AND ($7 = '' OR reason = $7)
 	AND ($8 = '' OR position($8 IN error) > 0) AND ($9 = '' OR scope = $9) AND ($10 = '' OR key = $10) AND ($11 = '' OR topic = $11)
-	AND ($12::bytea = '' OR message_id = $12) AND (left(encode(sha256(convert_to(left(regexp_replace(left(error, 1000), '"(?:\\.|[^"\\])*(?:"|$)|[[:alnum:]_-]*[0-9][[:alnum:]_-]*|[[:alnum:]]+''[[:alnum:]]+|''[^'']*(?:''|$)|`[^`]*(?:`|$)|[0-9a-fA-F]{8,}', '?', 'g'), 160), 'UTF8')), 'hex'), 16) = $14 OR $14 = '') AND (NOT $15::boolean OR coalesce(step, '') = '')
+	AND ($12::bytea = '' OR message_id = $12) AND (left(encode(sha256(convert_to(left(regexp_replace(left(error, 1000), '"(?:\\.|[^"\\])*(?:"|$)|(?<![[:alnum:]_-])[[:alnum:]_-]*[0-9][[:alnum:]_-]*|(?<![[:alnum:]])[[:alnum:]]+''[[:alnum:]]+|''[^'']*(?:''|$)|`[^`]*(?:`|$)|[0-9a-fA-F]{8,}', '?', 'g'), 160), 'UTF8')), 'hex'), 16) = $14 OR $14 = '') AND (NOT $15::boolean OR coalesce(step, '') = '')
 	AND ($13::timestamptz IS NULL OR last_at <= $13 AND coalesce(redriven_at <= $13, true)
 	AND CASE WHEN digest IS NULL THEN true ELSE coalesce(substring(
 		convert_from(header_values[array_position(header_names, 'x-sagamill-edited'::bytea)], 'LATIN1')
@@ -168,7 +168,7 @@ SELECT id, state, kind, coalesce(scope, ''), coalesce(key, ''), coalesce(step, '
 	CASE WHEN state = 'retrying' AND isfinite(due_at) THEN due_at END, digest, in_doubt FROM {schema}.parked WHERE state = 'dead' AND id > $1 AND last_at <= $2 AND ($3::timestamptz IS NULL OR last_at >= $3)
 	AND ($4::bigint[] IS NULL OR id = ANY ($4)) AND ($5 = '' OR step = $5) AND ($6 = '' OR kind = $6) AND ($7 = '' OR reason = $7)
 	AND ($8 = '' OR position($8 IN error) > 0) AND ($9 = '' OR scope = $9) AND ($10 = '' OR key = $10) AND ($11 = '' OR topic = $11)
-	AND ($12::bytea = '' OR message_id = $12) AND (left(encode(sha256(convert_to(left(regexp_replace(left(error, 1000), '"(?:\\.|[^"\\])*(?:"|$)|[[:alnum:]_-]*[0-9][[:alnum:]_-]*|[[:alnum:]]+''[[:alnum:]]+|''[^'']*(?:''|$)|`[^`]*(?:`|$)|[0-9a-fA-F]{8,}', '?', 'g'), 160), 'UTF8')), 'hex'), 16) = $14 OR $14 = '') AND (NOT $15::boolean OR coalesce(step, '') = '')
+	AND ($12::bytea = '' OR message_id = $12) AND (left(encode(sha256(convert_to(left(regexp_replace(left(error, 1000), '"(?:\\.|[^"\\])*(?:"|$)|(?<![[:alnum:]_-])[[:alnum:]_-]*[0-9][[:alnum:]_-]*|(?<![[:alnum:]])[[:alnum:]]+''[[:alnum:]]+|''[^'']*(?:''|$)|`[^`]*(?:`|$)|[0-9a-fA-F]{8,}', '?', 'g'), 160), 'UTF8')), 'hex'), 16) = $14 OR $14 = '') AND (NOT $15::boolean OR coalesce(step, '') = '')
 	AND ($13::timestamptz IS NULL OR last_at <= $13 AND coalesce(redriven_at <= $13, true)
 	AND CASE WHEN digest IS NULL THEN true ELSE coalesce(substring(
 		convert_from(header_values[array_position(header_names, 'x-sagamill-edited'::bytea)], 'LATIN1')
@@ -179,7 +179,7 @@ SELECT id, state, kind, coalesce(scope, ''), coalesce(key, ''), coalesce(step, '
 	CASE WHEN state = 'retrying' AND isfinite(due_at) THEN due_at END, digest, in_doubt FROM {schema}.parked WHERE state = 'retrying' AND id > $1 AND last_at <= $2 AND ($3::timestamptz IS NULL OR last_at >= $3)
 	AND ($4::bigint[] IS NULL OR id = ANY ($4)) AND ($5 = '' OR step = $5) AND ($6 = '' OR kind = $6) AND ($7 = '' OR reason = $7)
 	AND ($8 = '' OR position($8 IN error) > 0) AND ($9 = '' OR scope = $9) AND ($10 = '' OR key = $10) AND ($11 = '' OR topic = $11)
-	AND ($12::bytea = '' OR message_id = $12) AND (left(encode(sha256(convert_to(left(regexp_replace(left(error, 1000), '"(?:\\.|[^"\\])*(?:"|$)|[[:alnum:]_-]*[0-9][[:alnum:]_-]*|[[:alnum:]]+''[[:alnum:]]+|''[^'']*(?:''|$)|`[^`]*(?:`|$)|[0-9a-fA-F]{8,}', '?', 'g'), 160), 'UTF8')), 'hex'), 16) = $14 OR $14 = '') AND (NOT $15::boolean OR coalesce(step, '') = '')
+	AND ($12::bytea = '' OR message_id = $12) AND (left(encode(sha256(convert_to(left(regexp_replace(left(error, 1000), '"(?:\\.|[^"\\])*(?:"|$)|(?<![[:alnum:]_-])[[:alnum:]_-]*[0-9][[:alnum:]_-]*|(?<![[:alnum:]])[[:alnum:]]+''[[:alnum:]]+|''[^'']*(?:''|$)|`[^`]*(?:`|$)|[0-9a-fA-F]{8,}', '?', 'g'), 160), 'UTF8')), 'hex'), 16) = $14 OR $14 = '') AND (NOT $15::boolean OR coalesce(step, '') = '')
 	AND ($13::timestamptz IS NULL OR last_at <= $13 AND coalesce(redriven_at <= $13, true)
 	AND CASE WHEN digest IS NULL THEN true ELSE coalesce(substring(
 		convert_from(header_values[array_position(header_names, 'x-sagamill-edited'::bytea)], 'LATIN1')
@@ -223,7 +223,7 @@ FROM scopes s CROSS JOIN LATERAL (
 ORDER BY i.created_at, i.scope, i.step, i.n LIMIT $3
 ---- inboxQueries.lock
 SELECT id, state, kind, coalesce(scope, ''), coalesce(key, ''), coalesce(step, ''), coalesce(n, ''), topic, message_id,
-	header_names, header_values, payload, octet_length(payload), reason, error, stack, left(encode(sha256(convert_to(left(regexp_replace(left(error, 1000), '"(?:\\.|[^"\\])*(?:"|$)|[[:alnum:]_-]*[0-9][[:alnum:]_-]*|[[:alnum:]]+''[[:alnum:]]+|''[^'']*(?:''|$)|`[^`]*(?:`|$)|[0-9a-fA-F]{8,}', '?', 'g'), 160), 'UTF8')), 'hex'), 16), attempts, first_at, last_at,
+	header_names, header_values, payload, octet_length(payload), reason, error, stack, left(encode(sha256(convert_to(left(regexp_replace(left(error, 1000), '"(?:\\.|[^"\\])*(?:"|$)|(?<![[:alnum:]_-])[[:alnum:]_-]*[0-9][[:alnum:]_-]*|(?<![[:alnum:]])[[:alnum:]]+''[[:alnum:]]+|''[^'']*(?:''|$)|`[^`]*(?:`|$)|[0-9a-fA-F]{8,}', '?', 'g'), 160), 'UTF8')), 'hex'), 16), attempts, first_at, last_at,
 	CASE WHEN state = 'retrying' AND isfinite(due_at) THEN due_at END, digest, in_doubt FROM {schema}.parked WHERE id = $1 AND state = 'dead' AND ($2::timestamptz IS NULL OR last_at <= $2 AND coalesce(redriven_at <= $2, true)
 	AND CASE WHEN digest IS NULL THEN true ELSE coalesce(substring(
 		convert_from(header_values[array_position(header_names, 'x-sagamill-edited'::bytea)], 'LATIN1')
@@ -240,7 +240,7 @@ SELECT id FROM (
 	FROM (SELECT id, payload FROM {schema}.parked WHERE state = 'dead' AND id > $1 AND last_at <= $2 AND ($3::timestamptz IS NULL OR last_at >= $3)
 	AND ($4::bigint[] IS NULL OR id = ANY ($4)) AND ($5 = '' OR step = $5) AND ($6 = '' OR kind = $6) AND ($7 = '' OR reason = $7)
 	AND ($8 = '' OR position($8 IN error) > 0) AND ($9 = '' OR scope = $9) AND ($10 = '' OR key = $10) AND ($11 = '' OR topic = $11)
-	AND ($12::bytea = '' OR message_id = $12) AND (left(encode(sha256(convert_to(left(regexp_replace(left(error, 1000), '"(?:\\.|[^"\\])*(?:"|$)|[[:alnum:]_-]*[0-9][[:alnum:]_-]*|[[:alnum:]]+''[[:alnum:]]+|''[^'']*(?:''|$)|`[^`]*(?:`|$)|[0-9a-fA-F]{8,}', '?', 'g'), 160), 'UTF8')), 'hex'), 16) = $14 OR $14 = '') AND (NOT $15::boolean OR coalesce(step, '') = '')
+	AND ($12::bytea = '' OR message_id = $12) AND (left(encode(sha256(convert_to(left(regexp_replace(left(error, 1000), '"(?:\\.|[^"\\])*(?:"|$)|(?<![[:alnum:]_-])[[:alnum:]_-]*[0-9][[:alnum:]_-]*|(?<![[:alnum:]])[[:alnum:]]+''[[:alnum:]]+|''[^'']*(?:''|$)|`[^`]*(?:`|$)|[0-9a-fA-F]{8,}', '?', 'g'), 160), 'UTF8')), 'hex'), 16) = $14 OR $14 = '') AND (NOT $15::boolean OR coalesce(step, '') = '')
 	AND ($13::timestamptz IS NULL OR last_at <= $13 AND coalesce(redriven_at <= $13, true)
 	AND CASE WHEN digest IS NULL THEN true ELSE coalesce(substring(
 		convert_from(header_values[array_position(header_names, 'x-sagamill-edited'::bytea)], 'LATIN1')
@@ -251,7 +251,7 @@ WHERE before < $18 ORDER BY id
 SELECT id FROM {schema}.parked WHERE state = 'dead' AND id > $1 AND last_at <= $2 AND ($3::timestamptz IS NULL OR last_at >= $3)
 	AND ($4::bigint[] IS NULL OR id = ANY ($4)) AND ($5 = '' OR step = $5) AND ($6 = '' OR kind = $6) AND ($7 = '' OR reason = $7)
 	AND ($8 = '' OR position($8 IN error) > 0) AND ($9 = '' OR scope = $9) AND ($10 = '' OR key = $10) AND ($11 = '' OR topic = $11)
-	AND ($12::bytea = '' OR message_id = $12) AND (left(encode(sha256(convert_to(left(regexp_replace(left(error, 1000), '"(?:\\.|[^"\\])*(?:"|$)|[[:alnum:]_-]*[0-9][[:alnum:]_-]*|[[:alnum:]]+''[[:alnum:]]+|''[^'']*(?:''|$)|`[^`]*(?:`|$)|[0-9a-fA-F]{8,}', '?', 'g'), 160), 'UTF8')), 'hex'), 16) = $14 OR $14 = '') AND (NOT $15::boolean OR coalesce(step, '') = '')
+	AND ($12::bytea = '' OR message_id = $12) AND (left(encode(sha256(convert_to(left(regexp_replace(left(error, 1000), '"(?:\\.|[^"\\])*(?:"|$)|(?<![[:alnum:]_-])[[:alnum:]_-]*[0-9][[:alnum:]_-]*|(?<![[:alnum:]])[[:alnum:]]+''[[:alnum:]]+|''[^'']*(?:''|$)|`[^`]*(?:`|$)|[0-9a-fA-F]{8,}', '?', 'g'), 160), 'UTF8')), 'hex'), 16) = $14 OR $14 = '') AND (NOT $15::boolean OR coalesce(step, '') = '')
 	AND ($13::timestamptz IS NULL OR last_at <= $13 AND coalesce(redriven_at <= $13, true)
 	AND CASE WHEN digest IS NULL THEN true ELSE coalesce(substring(
 		convert_from(header_values[array_position(header_names, 'x-sagamill-edited'::bytea)], 'LATIN1')
@@ -261,14 +261,14 @@ SELECT id FROM {schema}.parked WHERE state = 'dead' AND id > $1 AND last_at <= $
 SELECT id FROM {schema}.parked WHERE state = 'retrying' AND id > $1 AND last_at <= $2 AND ($3::timestamptz IS NULL OR last_at >= $3)
 	AND ($4::bigint[] IS NULL OR id = ANY ($4)) AND ($5 = '' OR step = $5) AND ($6 = '' OR kind = $6) AND ($7 = '' OR reason = $7)
 	AND ($8 = '' OR position($8 IN error) > 0) AND ($9 = '' OR scope = $9) AND ($10 = '' OR key = $10) AND ($11 = '' OR topic = $11)
-	AND ($12::bytea = '' OR message_id = $12) AND (left(encode(sha256(convert_to(left(regexp_replace(left(error, 1000), '"(?:\\.|[^"\\])*(?:"|$)|[[:alnum:]_-]*[0-9][[:alnum:]_-]*|[[:alnum:]]+''[[:alnum:]]+|''[^'']*(?:''|$)|`[^`]*(?:`|$)|[0-9a-fA-F]{8,}', '?', 'g'), 160), 'UTF8')), 'hex'), 16) = $14 OR $14 = '') AND (NOT $15::boolean OR coalesce(step, '') = '')
+	AND ($12::bytea = '' OR message_id = $12) AND (left(encode(sha256(convert_to(left(regexp_replace(left(error, 1000), '"(?:\\.|[^"\\])*(?:"|$)|(?<![[:alnum:]_-])[[:alnum:]_-]*[0-9][[:alnum:]_-]*|(?<![[:alnum:]])[[:alnum:]]+''[[:alnum:]]+|''[^'']*(?:''|$)|`[^`]*(?:`|$)|[0-9a-fA-F]{8,}', '?', 'g'), 160), 'UTF8')), 'hex'), 16) = $14 OR $14 = '') AND (NOT $15::boolean OR coalesce(step, '') = '')
 	AND ($13::timestamptz IS NULL OR last_at <= $13 AND coalesce(redriven_at <= $13, true)
 	AND CASE WHEN digest IS NULL THEN true ELSE coalesce(substring(
 		convert_from(header_values[array_position(header_names, 'x-sagamill-edited'::bytea)], 'LATIN1')
 		FROM '^edit [0-9]+ at ([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]+Z) by ')::timestamptz <= $13, true) END) AND kind = ANY ($17) ORDER BY id LIMIT $16
 ---- inboxQueries.read
 SELECT id, state, kind, coalesce(scope, ''), coalesce(key, ''), coalesce(step, ''), coalesce(n, ''), topic, message_id,
-	header_names, header_values, payload, octet_length(payload), reason, error, stack, left(encode(sha256(convert_to(left(regexp_replace(left(error, 1000), '"(?:\\.|[^"\\])*(?:"|$)|[[:alnum:]_-]*[0-9][[:alnum:]_-]*|[[:alnum:]]+''[[:alnum:]]+|''[^'']*(?:''|$)|`[^`]*(?:`|$)|[0-9a-fA-F]{8,}', '?', 'g'), 160), 'UTF8')), 'hex'), 16), attempts, first_at, last_at,
+	header_names, header_values, payload, octet_length(payload), reason, error, stack, left(encode(sha256(convert_to(left(regexp_replace(left(error, 1000), '"(?:\\.|[^"\\])*(?:"|$)|(?<![[:alnum:]_-])[[:alnum:]_-]*[0-9][[:alnum:]_-]*|(?<![[:alnum:]])[[:alnum:]]+''[[:alnum:]]+|''[^'']*(?:''|$)|`[^`]*(?:`|$)|[0-9a-fA-F]{8,}', '?', 'g'), 160), 'UTF8')), 'hex'), 16), attempts, first_at, last_at,
 	CASE WHEN state = 'retrying' AND isfinite(due_at) THEN due_at END, digest, in_doubt FROM {schema}.parked WHERE id = $1
 ---- inboxQueries.readClock
 
@@ -282,7 +282,7 @@ WHERE state = 'retrying' AND (scope, key, step, n) IN (SELECT * FROM unnest($1::
 SELECT nullif(swept_before, '-infinity') FROM {schema}.inbox_horizon
 ---- inboxQueries.readLetters
 SELECT id, state, kind, coalesce(scope, ''), coalesce(key, ''), coalesce(step, ''), coalesce(n, ''), topic, message_id,
-	header_names, header_values, payload, octet_length(payload), reason, error, stack, left(encode(sha256(convert_to(left(regexp_replace(left(error, 1000), '"(?:\\.|[^"\\])*(?:"|$)|[[:alnum:]_-]*[0-9][[:alnum:]_-]*|[[:alnum:]]+''[[:alnum:]]+|''[^'']*(?:''|$)|`[^`]*(?:`|$)|[0-9a-fA-F]{8,}', '?', 'g'), 160), 'UTF8')), 'hex'), 16), attempts, first_at, last_at,
+	header_names, header_values, payload, octet_length(payload), reason, error, stack, left(encode(sha256(convert_to(left(regexp_replace(left(error, 1000), '"(?:\\.|[^"\\])*(?:"|$)|(?<![[:alnum:]_-])[[:alnum:]_-]*[0-9][[:alnum:]_-]*|(?<![[:alnum:]])[[:alnum:]]+''[[:alnum:]]+|''[^'']*(?:''|$)|`[^`]*(?:`|$)|[0-9a-fA-F]{8,}', '?', 'g'), 160), 'UTF8')), 'hex'), 16), attempts, first_at, last_at,
 	CASE WHEN state = 'retrying' AND isfinite(due_at) THEN due_at END, digest, in_doubt FROM {schema}.parked WHERE id = ANY ($1) AND state = 'dead' ORDER BY id
 ---- inboxQueries.readSteps
 
@@ -299,7 +299,7 @@ RETURNING id
 WITH batch AS (SELECT id FROM {schema}.parked WHERE state = 'retrying' AND id > $1 AND last_at <= $2 AND ($3::timestamptz IS NULL OR last_at >= $3)
 	AND ($4::bigint[] IS NULL OR id = ANY ($4)) AND ($5 = '' OR step = $5) AND ($6 = '' OR kind = $6) AND ($7 = '' OR reason = $7)
 	AND ($8 = '' OR position($8 IN error) > 0) AND ($9 = '' OR scope = $9) AND ($10 = '' OR key = $10) AND ($11 = '' OR topic = $11)
-	AND ($12::bytea = '' OR message_id = $12) AND (left(encode(sha256(convert_to(left(regexp_replace(left(error, 1000), '"(?:\\.|[^"\\])*(?:"|$)|[[:alnum:]_-]*[0-9][[:alnum:]_-]*|[[:alnum:]]+''[[:alnum:]]+|''[^'']*(?:''|$)|`[^`]*(?:`|$)|[0-9a-fA-F]{8,}', '?', 'g'), 160), 'UTF8')), 'hex'), 16) = $14 OR $14 = '') AND (NOT $15::boolean OR coalesce(step, '') = '')
+	AND ($12::bytea = '' OR message_id = $12) AND (left(encode(sha256(convert_to(left(regexp_replace(left(error, 1000), '"(?:\\.|[^"\\])*(?:"|$)|(?<![[:alnum:]_-])[[:alnum:]_-]*[0-9][[:alnum:]_-]*|(?<![[:alnum:]])[[:alnum:]]+''[[:alnum:]]+|''[^'']*(?:''|$)|`[^`]*(?:`|$)|[0-9a-fA-F]{8,}', '?', 'g'), 160), 'UTF8')), 'hex'), 16) = $14 OR $14 = '') AND (NOT $15::boolean OR coalesce(step, '') = '')
 	AND ($13::timestamptz IS NULL OR last_at <= $13 AND coalesce(redriven_at <= $13, true)
 	AND CASE WHEN digest IS NULL THEN true ELSE coalesce(substring(
 		convert_from(header_values[array_position(header_names, 'x-sagamill-edited'::bytea)], 'LATIN1')
@@ -338,16 +338,16 @@ ORDER BY i.scope, i.key, i.step, i.n FOR UPDATE OF i SKIP LOCKED
 
 SELECT EXISTS (SELECT FROM {schema}.saga WHERE scope = $1 AND key = $2 AND path = $3 AND ($4::text = '' OR name = $4) AND ($5::integer = 0 OR version = $5) AND ($6::text = '' OR status = $6)
 	AND (NOT $7::boolean OR ended_at IS NULL) AND ($8::text = '' OR scope = $8) AND ($9::text = '' OR key = $9)
-	AND ($10::bigint = 0 OR started_at <= clock_timestamp() - $10::bigint * interval '1 microsecond')
-	AND ($11::bigint = 0 OR updated_at <= clock_timestamp() - $11::bigint * interval '1 microsecond')
+	AND ($10::bigint = 0 OR started_at <= coalesce($13, clock_timestamp()) - $10::bigint * interval '1 microsecond')
+	AND ($11::bigint = 0 OR updated_at <= coalesce($13, clock_timestamp()) - $11::bigint * interval '1 microsecond')
 	AND ($12::uuid IS NULL OR id = $12) AND ($13::timestamptz IS NULL OR updated_at <= $13))
 ---- instanceQueries.count
 
 SELECT count(*) FROM {schema}.saga
 WHERE (scope, key, path) > ($1, $2, $3) AND ($4::text = '' OR name = $4) AND ($5::integer = 0 OR version = $5) AND ($6::text = '' OR status = $6)
 	AND (NOT $7::boolean OR ended_at IS NULL) AND ($8::text = '' OR scope = $8) AND ($9::text = '' OR key = $9)
-	AND ($10::bigint = 0 OR started_at <= clock_timestamp() - $10::bigint * interval '1 microsecond')
-	AND ($11::bigint = 0 OR updated_at <= clock_timestamp() - $11::bigint * interval '1 microsecond')
+	AND ($10::bigint = 0 OR started_at <= coalesce($13, clock_timestamp()) - $10::bigint * interval '1 microsecond')
+	AND ($11::bigint = 0 OR updated_at <= coalesce($13, clock_timestamp()) - $11::bigint * interval '1 microsecond')
 	AND ($12::uuid IS NULL OR id = $12) AND ($13::timestamptz IS NULL OR updated_at <= $13)
 ---- instanceQueries.decide
 
@@ -377,8 +377,8 @@ SELECT scope, key, path, id, root, name, version, coalesce(parent, ''), status, 
 	started_at, updated_at, due_at, ended_at FROM {schema}.saga
 WHERE (scope, key, path) > ($1, $2, $3) AND ($4::text = '' OR name = $4) AND ($5::integer = 0 OR version = $5) AND ($6::text = '' OR status = $6)
 	AND (NOT $7::boolean OR ended_at IS NULL) AND ($8::text = '' OR scope = $8) AND ($9::text = '' OR key = $9)
-	AND ($10::bigint = 0 OR started_at <= clock_timestamp() - $10::bigint * interval '1 microsecond')
-	AND ($11::bigint = 0 OR updated_at <= clock_timestamp() - $11::bigint * interval '1 microsecond')
+	AND ($10::bigint = 0 OR started_at <= coalesce($13, clock_timestamp()) - $10::bigint * interval '1 microsecond')
+	AND ($11::bigint = 0 OR updated_at <= coalesce($13, clock_timestamp()) - $11::bigint * interval '1 microsecond')
 	AND ($12::uuid IS NULL OR id = $12) AND ($13::timestamptz IS NULL OR updated_at <= $13)
 ORDER BY scope, key, path LIMIT $14
 ---- instanceQueries.pick
@@ -389,8 +389,8 @@ SELECT scope, key, path, id, root, name, version, coalesce(parent, ''), status, 
 FROM {schema}.saga
 WHERE (scope, key, path) > ($1, $2, $3) AND ($4::text = '' OR name = $4) AND ($5::integer = 0 OR version = $5) AND ($6::text = '' OR status = $6)
 	AND (NOT $7::boolean OR ended_at IS NULL) AND ($8::text = '' OR scope = $8) AND ($9::text = '' OR key = $9)
-	AND ($10::bigint = 0 OR started_at <= clock_timestamp() - $10::bigint * interval '1 microsecond')
-	AND ($11::bigint = 0 OR updated_at <= clock_timestamp() - $11::bigint * interval '1 microsecond')
+	AND ($10::bigint = 0 OR started_at <= coalesce($13, clock_timestamp()) - $10::bigint * interval '1 microsecond')
+	AND ($11::bigint = 0 OR updated_at <= coalesce($13, clock_timestamp()) - $11::bigint * interval '1 microsecond')
 	AND ($12::uuid IS NULL OR id = $12) AND ($13::timestamptz IS NULL OR updated_at <= $13) AND started_at <= $15
 ORDER BY scope, key, path LIMIT $14
 ---- instanceQueries.readClock
@@ -436,7 +436,7 @@ WHERE s.ended_at IS NULL AND length(s.progress) <= $4
 WITH batch AS (SELECT id FROM {schema}.outbox_held WHERE (state = 'refused' OR state = 'waiting' AND due_at < 'infinity' AND reason <> '') AND id > $1 AND coalesce(refused_at, created_at) <= $2 AND ($3::bigint[] IS NULL OR id = ANY ($3))
 	AND ($4::uuid IS NULL OR message_id = $4) AND ($5 = '' OR topic = $5) AND ($6 = '' OR scope = $6) AND ($7 = '' OR key = $7)
 	AND ($8 = '' OR position($8 IN reason) > 0) AND ($9 = '' OR step = $9) AND ($10::timestamptz IS NULL OR coalesce(refused_at, created_at) <= $10)
-	AND (left(encode(sha256(convert_to(left(regexp_replace(left(reason, 1000), '"(?:\\.|[^"\\])*(?:"|$)|[[:alnum:]_-]*[0-9][[:alnum:]_-]*|[[:alnum:]]+''[[:alnum:]]+|''[^'']*(?:''|$)|`[^`]*(?:`|$)|[0-9a-fA-F]{8,}', '?', 'g'), 160), 'UTF8')), 'hex'), 16) = $11 OR $11 = '') AND (NOT $12::boolean OR step = '') ORDER BY id LIMIT $13 FOR UPDATE)
+	AND (left(encode(sha256(convert_to(left(regexp_replace(left(reason, 1000), '"(?:\\.|[^"\\])*(?:"|$)|(?<![[:alnum:]_-])[[:alnum:]_-]*[0-9][[:alnum:]_-]*|(?<![[:alnum:]])[[:alnum:]]+''[[:alnum:]]+|''[^'']*(?:''|$)|`[^`]*(?:`|$)|[0-9a-fA-F]{8,}', '?', 'g'), 160), 'UTF8')), 'hex'), 16) = $11 OR $11 = '') AND (NOT $12::boolean OR step = '') ORDER BY id LIMIT $13 FOR UPDATE)
 UPDATE {schema}.outbox_held h
 SET state = 'dead', attempts = greatest(h.attempts, 1), refused_at = clock_timestamp()
 FROM batch WHERE h.id = batch.id
@@ -455,7 +455,7 @@ ORDER BY id
 SELECT count(*) FROM {schema}.outbox_held WHERE state = 'dead' AND id > $1 AND refused_at <= $2 AND ($3::bigint[] IS NULL OR id = ANY ($3))
 	AND ($4::uuid IS NULL OR message_id = $4) AND ($5 = '' OR topic = $5) AND ($6 = '' OR scope = $6) AND ($7 = '' OR key = $7)
 	AND ($8 = '' OR position($8 IN reason) > 0) AND ($9 = '' OR step = $9) AND ($10::timestamptz IS NULL OR refused_at <= $10)
-	AND (left(encode(sha256(convert_to(left(regexp_replace(left(reason, 1000), '"(?:\\.|[^"\\])*(?:"|$)|[[:alnum:]_-]*[0-9][[:alnum:]_-]*|[[:alnum:]]+''[[:alnum:]]+|''[^'']*(?:''|$)|`[^`]*(?:`|$)|[0-9a-fA-F]{8,}', '?', 'g'), 160), 'UTF8')), 'hex'), 16) = $11 OR $11 = '') AND (NOT $12::boolean OR step = '')
+	AND (left(encode(sha256(convert_to(left(regexp_replace(left(reason, 1000), '"(?:\\.|[^"\\])*(?:"|$)|(?<![[:alnum:]_-])[[:alnum:]_-]*[0-9][[:alnum:]_-]*|(?<![[:alnum:]])[[:alnum:]]+''[[:alnum:]]+|''[^'']*(?:''|$)|`[^`]*(?:`|$)|[0-9a-fA-F]{8,}', '?', 'g'), 160), 'UTF8')), 'hex'), 16) = $11 OR $11 = '') AND (NOT $12::boolean OR step = '')
 ---- outboxQueries.countLogged
 SELECT count(*), coalesce(max(id), 0) FROM {schema}.outbox m WHERE leaf IS DISTINCT FROM -1 AND id > $5 AND ($1 = '' OR scope = $1) AND ($2 = '' OR key = $2)
 	AND ($3::timestamptz IS NULL OR created_at >= $3) AND ($4::timestamptz IS NULL OR created_at < $4)
@@ -464,13 +464,13 @@ SELECT count(*), coalesce(max(id), 0) FROM {schema}.outbox m WHERE leaf IS DISTI
 SELECT count(*) FROM {schema}.outbox_held WHERE (state = 'refused' OR state = 'waiting' AND due_at < 'infinity' AND reason <> '') AND id > $1 AND coalesce(refused_at, created_at) <= $2 AND ($3::bigint[] IS NULL OR id = ANY ($3))
 	AND ($4::uuid IS NULL OR message_id = $4) AND ($5 = '' OR topic = $5) AND ($6 = '' OR scope = $6) AND ($7 = '' OR key = $7)
 	AND ($8 = '' OR position($8 IN reason) > 0) AND ($9 = '' OR step = $9) AND ($10::timestamptz IS NULL OR coalesce(refused_at, created_at) <= $10)
-	AND (left(encode(sha256(convert_to(left(regexp_replace(left(reason, 1000), '"(?:\\.|[^"\\])*(?:"|$)|[[:alnum:]_-]*[0-9][[:alnum:]_-]*|[[:alnum:]]+''[[:alnum:]]+|''[^'']*(?:''|$)|`[^`]*(?:`|$)|[0-9a-fA-F]{8,}', '?', 'g'), 160), 'UTF8')), 'hex'), 16) = $11 OR $11 = '') AND (NOT $12::boolean OR step = '')
+	AND (left(encode(sha256(convert_to(left(regexp_replace(left(reason, 1000), '"(?:\\.|[^"\\])*(?:"|$)|(?<![[:alnum:]_-])[[:alnum:]_-]*[0-9][[:alnum:]_-]*|(?<![[:alnum:]])[[:alnum:]]+''[[:alnum:]]+|''[^'']*(?:''|$)|`[^`]*(?:`|$)|[0-9a-fA-F]{8,}', '?', 'g'), 160), 'UTF8')), 'hex'), 16) = $11 OR $11 = '') AND (NOT $12::boolean OR step = '')
 ---- outboxQueries.discard
 
 WITH batch AS (SELECT id FROM {schema}.outbox_held WHERE state = 'dead' AND id > $1 AND refused_at <= $2 AND ($3::bigint[] IS NULL OR id = ANY ($3))
 	AND ($4::uuid IS NULL OR message_id = $4) AND ($5 = '' OR topic = $5) AND ($6 = '' OR scope = $6) AND ($7 = '' OR key = $7)
 	AND ($8 = '' OR position($8 IN reason) > 0) AND ($9 = '' OR step = $9) AND ($10::timestamptz IS NULL OR refused_at <= $10)
-	AND (left(encode(sha256(convert_to(left(regexp_replace(left(reason, 1000), '"(?:\\.|[^"\\])*(?:"|$)|[[:alnum:]_-]*[0-9][[:alnum:]_-]*|[[:alnum:]]+''[[:alnum:]]+|''[^'']*(?:''|$)|`[^`]*(?:`|$)|[0-9a-fA-F]{8,}', '?', 'g'), 160), 'UTF8')), 'hex'), 16) = $11 OR $11 = '') AND (NOT $12::boolean OR step = '') ORDER BY id LIMIT $13 FOR UPDATE)
+	AND (left(encode(sha256(convert_to(left(regexp_replace(left(reason, 1000), '"(?:\\.|[^"\\])*(?:"|$)|(?<![[:alnum:]_-])[[:alnum:]_-]*[0-9][[:alnum:]_-]*|(?<![[:alnum:]])[[:alnum:]]+''[[:alnum:]]+|''[^'']*(?:''|$)|`[^`]*(?:`|$)|[0-9a-fA-F]{8,}', '?', 'g'), 160), 'UTF8')), 'hex'), 16) = $11 OR $11 = '') AND (NOT $12::boolean OR step = '') ORDER BY id LIMIT $13 FOR UPDATE)
 DELETE FROM {schema}.outbox_held h USING batch WHERE h.id = batch.id
 RETURNING h.id, h.ordering_key
 ---- outboxQueries.group
@@ -480,18 +480,18 @@ WITH newest AS MATERIALIZED (
 	FROM {schema}.outbox_held WHERE state = 'dead' AND id > $1 AND refused_at <= $2 AND ($3::bigint[] IS NULL OR id = ANY ($3))
 	AND ($4::uuid IS NULL OR message_id = $4) AND ($5 = '' OR topic = $5) AND ($6 = '' OR scope = $6) AND ($7 = '' OR key = $7)
 	AND ($8 = '' OR position($8 IN reason) > 0) AND ($9 = '' OR step = $9) AND ($10::timestamptz IS NULL OR refused_at <= $10)
-	AND (left(encode(sha256(convert_to(left(regexp_replace(left(reason, 1000), '"(?:\\.|[^"\\])*(?:"|$)|[[:alnum:]_-]*[0-9][[:alnum:]_-]*|[[:alnum:]]+''[[:alnum:]]+|''[^'']*(?:''|$)|`[^`]*(?:`|$)|[0-9a-fA-F]{8,}', '?', 'g'), 160), 'UTF8')), 'hex'), 16) = $11 OR $11 = '') AND (NOT $12::boolean OR step = '') ORDER BY refused_at DESC, id DESC LIMIT $13),
+	AND (left(encode(sha256(convert_to(left(regexp_replace(left(reason, 1000), '"(?:\\.|[^"\\])*(?:"|$)|(?<![[:alnum:]_-])[[:alnum:]_-]*[0-9][[:alnum:]_-]*|(?<![[:alnum:]])[[:alnum:]]+''[[:alnum:]]+|''[^'']*(?:''|$)|`[^`]*(?:`|$)|[0-9a-fA-F]{8,}', '?', 'g'), 160), 'UTF8')), 'hex'), 16) = $11 OR $11 = '') AND (NOT $12::boolean OR step = '') ORDER BY refused_at DESC, id DESC LIMIT $13),
 edge AS MATERIALIZED (SELECT at, id FROM newest ORDER BY at, id LIMIT 1),
 moment AS MATERIALIZED (SELECT clock_timestamp() AS now),
 parts AS (
-	SELECT topic, step, reason, left(regexp_replace(left(text, 1000), '"(?:\\.|[^"\\])*(?:"|$)|[[:alnum:]_-]*[0-9][[:alnum:]_-]*|[[:alnum:]]+''[[:alnum:]]+|''[^'']*(?:''|$)|`[^`]*(?:`|$)|[0-9a-fA-F]{8,}', '?', 'g'), 160) AS masked, max(left(text, 300)) AS text, count(*) AS n, min(at) AS oldest, max(at) AS newest, ARRAY[count(*) FILTER (WHERE at > (SELECT now - interval '3600 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '3300 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '3000 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '2700 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '2400 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '2100 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '1800 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '1500 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '1200 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '900 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '600 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '300 seconds' FROM moment))] AS trend
+	SELECT topic, step, reason, left(regexp_replace(left(text, 1000), '"(?:\\.|[^"\\])*(?:"|$)|(?<![[:alnum:]_-])[[:alnum:]_-]*[0-9][[:alnum:]_-]*|(?<![[:alnum:]])[[:alnum:]]+''[[:alnum:]]+|''[^'']*(?:''|$)|`[^`]*(?:`|$)|[0-9a-fA-F]{8,}', '?', 'g'), 160) AS masked, max(left(text, 300)) AS text, count(*) AS n, min(at) AS oldest, max(at) AS newest, ARRAY[count(*) FILTER (WHERE at > (SELECT now - interval '3600 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '3300 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '3000 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '2700 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '2400 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '2100 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '1800 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '1500 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '1200 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '900 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '600 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '300 seconds' FROM moment))] AS trend
 	FROM newest GROUP BY 1, 2, 3, 4
 	UNION ALL
 	SELECT topic, step, '', NULL, '', count(*), min(refused_at), max(refused_at), ARRAY[count(*) FILTER (WHERE refused_at > (SELECT now - interval '3600 seconds' FROM moment)), count(*) FILTER (WHERE refused_at > (SELECT now - interval '3300 seconds' FROM moment)), count(*) FILTER (WHERE refused_at > (SELECT now - interval '3000 seconds' FROM moment)), count(*) FILTER (WHERE refused_at > (SELECT now - interval '2700 seconds' FROM moment)), count(*) FILTER (WHERE refused_at > (SELECT now - interval '2400 seconds' FROM moment)), count(*) FILTER (WHERE refused_at > (SELECT now - interval '2100 seconds' FROM moment)), count(*) FILTER (WHERE refused_at > (SELECT now - interval '1800 seconds' FROM moment)), count(*) FILTER (WHERE refused_at > (SELECT now - interval '1500 seconds' FROM moment)), count(*) FILTER (WHERE refused_at > (SELECT now - interval '1200 seconds' FROM moment)), count(*) FILTER (WHERE refused_at > (SELECT now - interval '900 seconds' FROM moment)), count(*) FILTER (WHERE refused_at > (SELECT now - interval '600 seconds' FROM moment)), count(*) FILTER (WHERE refused_at > (SELECT now - interval '300 seconds' FROM moment))]
 	FROM {schema}.outbox_held WHERE state = 'dead' AND id > $1 AND refused_at <= $2 AND ($3::bigint[] IS NULL OR id = ANY ($3))
 	AND ($4::uuid IS NULL OR message_id = $4) AND ($5 = '' OR topic = $5) AND ($6 = '' OR scope = $6) AND ($7 = '' OR key = $7)
 	AND ($8 = '' OR position($8 IN reason) > 0) AND ($9 = '' OR step = $9) AND ($10::timestamptz IS NULL OR refused_at <= $10)
-	AND (left(encode(sha256(convert_to(left(regexp_replace(left(reason, 1000), '"(?:\\.|[^"\\])*(?:"|$)|[[:alnum:]_-]*[0-9][[:alnum:]_-]*|[[:alnum:]]+''[[:alnum:]]+|''[^'']*(?:''|$)|`[^`]*(?:`|$)|[0-9a-fA-F]{8,}', '?', 'g'), 160), 'UTF8')), 'hex'), 16) = $11 OR $11 = '') AND (NOT $12::boolean OR step = '') AND (refused_at, id) < ((SELECT at FROM edge), (SELECT id FROM edge)) GROUP BY 1, 2, 3)
+	AND (left(encode(sha256(convert_to(left(regexp_replace(left(reason, 1000), '"(?:\\.|[^"\\])*(?:"|$)|(?<![[:alnum:]_-])[[:alnum:]_-]*[0-9][[:alnum:]_-]*|(?<![[:alnum:]])[[:alnum:]]+''[[:alnum:]]+|''[^'']*(?:''|$)|`[^`]*(?:`|$)|[0-9a-fA-F]{8,}', '?', 'g'), 160), 'UTF8')), 'hex'), 16) = $11 OR $11 = '') AND (NOT $12::boolean OR step = '') AND (refused_at, id) < ((SELECT at FROM edge), (SELECT id FROM edge)) GROUP BY 1, 2, 3)
 SELECT topic, step, reason, coalesce(left(encode(sha256(convert_to(masked, 'UTF8')), 'hex'), 16), ''), text, n, oldest, newest, trend,
 	(sum(n) OVER ())::bigint, count(*) OVER ()
 FROM parts ORDER BY n DESC, topic, step, reason, masked LIMIT $14
@@ -502,18 +502,18 @@ WITH newest AS MATERIALIZED (
 	FROM {schema}.outbox_held WHERE (state = 'refused' OR state = 'waiting' AND due_at < 'infinity' AND reason <> '') AND id > $1 AND coalesce(refused_at, created_at) <= $2 AND ($3::bigint[] IS NULL OR id = ANY ($3))
 	AND ($4::uuid IS NULL OR message_id = $4) AND ($5 = '' OR topic = $5) AND ($6 = '' OR scope = $6) AND ($7 = '' OR key = $7)
 	AND ($8 = '' OR position($8 IN reason) > 0) AND ($9 = '' OR step = $9) AND ($10::timestamptz IS NULL OR coalesce(refused_at, created_at) <= $10)
-	AND (left(encode(sha256(convert_to(left(regexp_replace(left(reason, 1000), '"(?:\\.|[^"\\])*(?:"|$)|[[:alnum:]_-]*[0-9][[:alnum:]_-]*|[[:alnum:]]+''[[:alnum:]]+|''[^'']*(?:''|$)|`[^`]*(?:`|$)|[0-9a-fA-F]{8,}', '?', 'g'), 160), 'UTF8')), 'hex'), 16) = $11 OR $11 = '') AND (NOT $12::boolean OR step = '') ORDER BY coalesce(refused_at, created_at) DESC, id DESC LIMIT $13),
+	AND (left(encode(sha256(convert_to(left(regexp_replace(left(reason, 1000), '"(?:\\.|[^"\\])*(?:"|$)|(?<![[:alnum:]_-])[[:alnum:]_-]*[0-9][[:alnum:]_-]*|(?<![[:alnum:]])[[:alnum:]]+''[[:alnum:]]+|''[^'']*(?:''|$)|`[^`]*(?:`|$)|[0-9a-fA-F]{8,}', '?', 'g'), 160), 'UTF8')), 'hex'), 16) = $11 OR $11 = '') AND (NOT $12::boolean OR step = '') ORDER BY coalesce(refused_at, created_at) DESC, id DESC LIMIT $13),
 edge AS MATERIALIZED (SELECT at, id FROM newest ORDER BY at, id LIMIT 1),
 moment AS MATERIALIZED (SELECT clock_timestamp() AS now),
 parts AS (
-	SELECT topic, step, reason, left(regexp_replace(left(text, 1000), '"(?:\\.|[^"\\])*(?:"|$)|[[:alnum:]_-]*[0-9][[:alnum:]_-]*|[[:alnum:]]+''[[:alnum:]]+|''[^'']*(?:''|$)|`[^`]*(?:`|$)|[0-9a-fA-F]{8,}', '?', 'g'), 160) AS masked, max(left(text, 300)) AS text, count(*) AS n, min(at) AS oldest, max(at) AS newest, ARRAY[count(*) FILTER (WHERE at > (SELECT now - interval '3600 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '3300 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '3000 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '2700 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '2400 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '2100 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '1800 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '1500 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '1200 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '900 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '600 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '300 seconds' FROM moment))] AS trend
+	SELECT topic, step, reason, left(regexp_replace(left(text, 1000), '"(?:\\.|[^"\\])*(?:"|$)|(?<![[:alnum:]_-])[[:alnum:]_-]*[0-9][[:alnum:]_-]*|(?<![[:alnum:]])[[:alnum:]]+''[[:alnum:]]+|''[^'']*(?:''|$)|`[^`]*(?:`|$)|[0-9a-fA-F]{8,}', '?', 'g'), 160) AS masked, max(left(text, 300)) AS text, count(*) AS n, min(at) AS oldest, max(at) AS newest, ARRAY[count(*) FILTER (WHERE at > (SELECT now - interval '3600 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '3300 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '3000 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '2700 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '2400 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '2100 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '1800 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '1500 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '1200 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '900 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '600 seconds' FROM moment)), count(*) FILTER (WHERE at > (SELECT now - interval '300 seconds' FROM moment))] AS trend
 	FROM newest GROUP BY 1, 2, 3, 4
 	UNION ALL
 	SELECT topic, step, '', NULL, '', count(*), min(coalesce(refused_at, created_at)), max(coalesce(refused_at, created_at)), ARRAY[count(*) FILTER (WHERE coalesce(refused_at, created_at) > (SELECT now - interval '3600 seconds' FROM moment)), count(*) FILTER (WHERE coalesce(refused_at, created_at) > (SELECT now - interval '3300 seconds' FROM moment)), count(*) FILTER (WHERE coalesce(refused_at, created_at) > (SELECT now - interval '3000 seconds' FROM moment)), count(*) FILTER (WHERE coalesce(refused_at, created_at) > (SELECT now - interval '2700 seconds' FROM moment)), count(*) FILTER (WHERE coalesce(refused_at, created_at) > (SELECT now - interval '2400 seconds' FROM moment)), count(*) FILTER (WHERE coalesce(refused_at, created_at) > (SELECT now - interval '2100 seconds' FROM moment)), count(*) FILTER (WHERE coalesce(refused_at, created_at) > (SELECT now - interval '1800 seconds' FROM moment)), count(*) FILTER (WHERE coalesce(refused_at, created_at) > (SELECT now - interval '1500 seconds' FROM moment)), count(*) FILTER (WHERE coalesce(refused_at, created_at) > (SELECT now - interval '1200 seconds' FROM moment)), count(*) FILTER (WHERE coalesce(refused_at, created_at) > (SELECT now - interval '900 seconds' FROM moment)), count(*) FILTER (WHERE coalesce(refused_at, created_at) > (SELECT now - interval '600 seconds' FROM moment)), count(*) FILTER (WHERE coalesce(refused_at, created_at) > (SELECT now - interval '300 seconds' FROM moment))]
 	FROM {schema}.outbox_held WHERE (state = 'refused' OR state = 'waiting' AND due_at < 'infinity' AND reason <> '') AND id > $1 AND coalesce(refused_at, created_at) <= $2 AND ($3::bigint[] IS NULL OR id = ANY ($3))
 	AND ($4::uuid IS NULL OR message_id = $4) AND ($5 = '' OR topic = $5) AND ($6 = '' OR scope = $6) AND ($7 = '' OR key = $7)
 	AND ($8 = '' OR position($8 IN reason) > 0) AND ($9 = '' OR step = $9) AND ($10::timestamptz IS NULL OR coalesce(refused_at, created_at) <= $10)
-	AND (left(encode(sha256(convert_to(left(regexp_replace(left(reason, 1000), '"(?:\\.|[^"\\])*(?:"|$)|[[:alnum:]_-]*[0-9][[:alnum:]_-]*|[[:alnum:]]+''[[:alnum:]]+|''[^'']*(?:''|$)|`[^`]*(?:`|$)|[0-9a-fA-F]{8,}', '?', 'g'), 160), 'UTF8')), 'hex'), 16) = $11 OR $11 = '') AND (NOT $12::boolean OR step = '') AND (coalesce(refused_at, created_at), id) < ((SELECT at FROM edge), (SELECT id FROM edge)) GROUP BY 1, 2, 3)
+	AND (left(encode(sha256(convert_to(left(regexp_replace(left(reason, 1000), '"(?:\\.|[^"\\])*(?:"|$)|(?<![[:alnum:]_-])[[:alnum:]_-]*[0-9][[:alnum:]_-]*|(?<![[:alnum:]])[[:alnum:]]+''[[:alnum:]]+|''[^'']*(?:''|$)|`[^`]*(?:`|$)|[0-9a-fA-F]{8,}', '?', 'g'), 160), 'UTF8')), 'hex'), 16) = $11 OR $11 = '') AND (NOT $12::boolean OR step = '') AND (coalesce(refused_at, created_at), id) < ((SELECT at FROM edge), (SELECT id FROM edge)) GROUP BY 1, 2, 3)
 SELECT topic, step, reason, coalesce(left(encode(sha256(convert_to(masked, 'UTF8')), 'hex'), 16), ''), text, n, oldest, newest, trend,
 	(sum(n) OVER ())::bigint, count(*) OVER ()
 FROM parts ORDER BY n DESC, topic, step, reason, masked LIMIT $14
@@ -531,7 +531,7 @@ SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlati
 FROM {schema}.outbox_held WHERE state = 'dead' AND id > $1 AND refused_at <= $2 AND ($3::bigint[] IS NULL OR id = ANY ($3))
 	AND ($4::uuid IS NULL OR message_id = $4) AND ($5 = '' OR topic = $5) AND ($6 = '' OR scope = $6) AND ($7 = '' OR key = $7)
 	AND ($8 = '' OR position($8 IN reason) > 0) AND ($9 = '' OR step = $9) AND ($10::timestamptz IS NULL OR refused_at <= $10)
-	AND (left(encode(sha256(convert_to(left(regexp_replace(left(reason, 1000), '"(?:\\.|[^"\\])*(?:"|$)|[[:alnum:]_-]*[0-9][[:alnum:]_-]*|[[:alnum:]]+''[[:alnum:]]+|''[^'']*(?:''|$)|`[^`]*(?:`|$)|[0-9a-fA-F]{8,}', '?', 'g'), 160), 'UTF8')), 'hex'), 16) = $11 OR $11 = '') AND (NOT $12::boolean OR step = '') ORDER BY id LIMIT $13
+	AND (left(encode(sha256(convert_to(left(regexp_replace(left(reason, 1000), '"(?:\\.|[^"\\])*(?:"|$)|(?<![[:alnum:]_-])[[:alnum:]_-]*[0-9][[:alnum:]_-]*|(?<![[:alnum:]])[[:alnum:]]+''[[:alnum:]]+|''[^'']*(?:''|$)|`[^`]*(?:`|$)|[0-9a-fA-F]{8,}', '?', 'g'), 160), 'UTF8')), 'hex'), 16) = $11 OR $11 = '') AND (NOT $12::boolean OR step = '') ORDER BY id LIMIT $13
 ---- outboxQueries.listJournal
 
 SELECT id, at, who, db_user, verb, what, ids, why FROM {schema}.operator_journal
@@ -553,7 +553,7 @@ SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlati
 FROM {schema}.outbox_held WHERE (state = 'refused' OR state = 'waiting' AND due_at < 'infinity' AND reason <> '') AND id > $1 AND coalesce(refused_at, created_at) <= $2 AND ($3::bigint[] IS NULL OR id = ANY ($3))
 	AND ($4::uuid IS NULL OR message_id = $4) AND ($5 = '' OR topic = $5) AND ($6 = '' OR scope = $6) AND ($7 = '' OR key = $7)
 	AND ($8 = '' OR position($8 IN reason) > 0) AND ($9 = '' OR step = $9) AND ($10::timestamptz IS NULL OR coalesce(refused_at, created_at) <= $10)
-	AND (left(encode(sha256(convert_to(left(regexp_replace(left(reason, 1000), '"(?:\\.|[^"\\])*(?:"|$)|[[:alnum:]_-]*[0-9][[:alnum:]_-]*|[[:alnum:]]+''[[:alnum:]]+|''[^'']*(?:''|$)|`[^`]*(?:`|$)|[0-9a-fA-F]{8,}', '?', 'g'), 160), 'UTF8')), 'hex'), 16) = $11 OR $11 = '') AND (NOT $12::boolean OR step = '') ORDER BY id LIMIT $13
+	AND (left(encode(sha256(convert_to(left(regexp_replace(left(reason, 1000), '"(?:\\.|[^"\\])*(?:"|$)|(?<![[:alnum:]_-])[[:alnum:]_-]*[0-9][[:alnum:]_-]*|(?<![[:alnum:]])[[:alnum:]]+''[[:alnum:]]+|''[^'']*(?:''|$)|`[^`]*(?:`|$)|[0-9a-fA-F]{8,}', '?', 'g'), 160), 'UTF8')), 'hex'), 16) = $11 OR $11 = '') AND (NOT $12::boolean OR step = '') ORDER BY id LIMIT $13
 ---- outboxQueries.locate
 
 WITH relay AS MATERIALIZED (
@@ -749,7 +749,7 @@ SELECT key FROM first WHERE id IS NULL
 ---- outboxQueries.read
 
 SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id, content_type,
-	headers, payload, octet_length(payload), created_at, attempts, reason, left(encode(sha256(convert_to(left(regexp_replace(left(reason, 1000), '"(?:\\.|[^"\\])*(?:"|$)|[[:alnum:]_-]*[0-9][[:alnum:]_-]*|[[:alnum:]]+''[[:alnum:]]+|''[^'']*(?:''|$)|`[^`]*(?:`|$)|[0-9a-fA-F]{8,}', '?', 'g'), 160), 'UTF8')), 'hex'), 16), coalesce(refused_at, created_at),
+	headers, payload, octet_length(payload), created_at, attempts, reason, left(encode(sha256(convert_to(left(regexp_replace(left(reason, 1000), '"(?:\\.|[^"\\])*(?:"|$)|(?<![[:alnum:]_-])[[:alnum:]_-]*[0-9][[:alnum:]_-]*|(?<![[:alnum:]])[[:alnum:]]+''[[:alnum:]]+|''[^'']*(?:''|$)|`[^`]*(?:`|$)|[0-9a-fA-F]{8,}', '?', 'g'), 160), 'UTF8')), 'hex'), 16), coalesce(refused_at, created_at),
 	CASE WHEN state <> 'dead' THEN due_at END
 FROM {schema}.outbox_held WHERE id = $1 AND (state = 'dead' OR (state = 'refused' OR state = 'waiting' AND due_at < 'infinity' AND reason <> ''))
 ---- outboxQueries.readClock
@@ -768,7 +768,7 @@ ORDER BY id
 WITH batch AS (SELECT id FROM {schema}.outbox_held WHERE state = 'dead' AND id > $1 AND refused_at <= $2 AND ($3::bigint[] IS NULL OR id = ANY ($3))
 	AND ($4::uuid IS NULL OR message_id = $4) AND ($5 = '' OR topic = $5) AND ($6 = '' OR scope = $6) AND ($7 = '' OR key = $7)
 	AND ($8 = '' OR position($8 IN reason) > 0) AND ($9 = '' OR step = $9) AND ($10::timestamptz IS NULL OR refused_at <= $10)
-	AND (left(encode(sha256(convert_to(left(regexp_replace(left(reason, 1000), '"(?:\\.|[^"\\])*(?:"|$)|[[:alnum:]_-]*[0-9][[:alnum:]_-]*|[[:alnum:]]+''[[:alnum:]]+|''[^'']*(?:''|$)|`[^`]*(?:`|$)|[0-9a-fA-F]{8,}', '?', 'g'), 160), 'UTF8')), 'hex'), 16) = $11 OR $11 = '') AND (NOT $12::boolean OR step = '') ORDER BY id LIMIT $13 FOR UPDATE)
+	AND (left(encode(sha256(convert_to(left(regexp_replace(left(reason, 1000), '"(?:\\.|[^"\\])*(?:"|$)|(?<![[:alnum:]_-])[[:alnum:]_-]*[0-9][[:alnum:]_-]*|(?<![[:alnum:]])[[:alnum:]]+''[[:alnum:]]+|''[^'']*(?:''|$)|`[^`]*(?:`|$)|[0-9a-fA-F]{8,}', '?', 'g'), 160), 'UTF8')), 'hex'), 16) = $11 OR $11 = '') AND (NOT $12::boolean OR step = '') ORDER BY id LIMIT $13 FOR UPDATE)
 UPDATE {schema}.outbox_held h
 SET state = 'delayed', attempts = 0, refused_at = NULL, due_at = (SELECT clock_timestamp())
 FROM batch WHERE h.id = batch.id
