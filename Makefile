@@ -31,22 +31,22 @@ export GOFLAGS := $(GOFLAGS) -buildvcs=false
 export STATICCHECK_CACHE ?= $(shell $(GO) env GOCACHE)/staticcheck
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-trip serve serve-trip chaos services test verify long-packages slow-tests test-postgres test-pooler tests fuzz mutants mutate model check api apidiff statements vuln cross licences fmt bench-idemkey bench-relay bench-consumer bench-saga bench-quiet bench-scale FORCE
+.PHONY: help demo demo-trip serve serve-trip chaos services test verify long-packages slow-tests test-console console-tests test-postgres test-pooler tests fuzz mutants mutate model check api apidiff statements vuln cross licences fmt bench-idemkey bench-relay bench-consumer bench-saga bench-quiet bench-scale FORCE
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: bin/order-saga ## run the order example under a mixed load and check its invariants
-	@bin/order-saga demo
+demo: bin/order-saga ## run the order example under a mixed load and check its invariants; CONSOLE=1 shows the sagas in a browser, here and in the three targets below
+	@bin/order-saga demo $(if $(CONSOLE),-console)
 
 demo-trip: bin/trip-saga ## run the trip example, an orchestrated saga, under a mixed load and check its invariants
-	@bin/trip-saga demo
+	@bin/trip-saga demo $(if $(CONSOLE),-console)
 
 serve: bin/order-saga ## run the order example's services until Ctrl-C
-	@bin/order-saga serve
+	@bin/order-saga serve $(if $(CONSOLE),-console)
 
 serve-trip: bin/trip-saga ## run the trip example's services until Ctrl-C
-	@bin/trip-saga serve
+	@bin/trip-saga serve $(if $(CONSOLE),-console)
 
 chaos: bin/chaos ## run both examples under every fault and judge what is left, in five minutes; CHAOS=-brief or -long for less or more, -cluster for a cluster of RabbitMQ
 	@bin/chaos run $(CHAOS)
@@ -73,7 +73,7 @@ ifeq ($(PKG) $(RUN),./... .)
 endif
 
 verify: bin/with ## run what make test leaves out for its time: suites of several packages, clusters, chaos' own tests, a brief chaos on a cluster
-	@bin/with -own -program pgbouncer -- $(MAKE) --no-print-directory long-packages slow-tests
+	@bin/with -own -program pgbouncer -program chromium -- $(MAKE) --no-print-directory long-packages slow-tests console-tests
 	@$(GO) -C chaos test -count=1 -timeout=10m -p=3 ./...
 	@$(MAKE) --no-print-directory chaos CHAOS='-cluster -brief'
 
@@ -82,6 +82,13 @@ long-packages:
 
 slow-tests:
 	@$(MAKE) --no-print-directory tests RUN='$(SLOW)' PKG="$$(grep -rlE --include='*_test.go' 'func $(SLOW:^%=%)' . | xargs -n 1 dirname | sort -u | xargs)"
+
+test-console: bin/with ## run the tests of the console in a real Chromium, which is installed if it is missing; RUN=TestX for some, SHOTS=DIR writes screenshots
+	@bin/with -own -program chromium -- $(MAKE) --no-print-directory console-tests
+
+# The browser's modules are requirements of these tests alone, which are a module of their own.
+console-tests:
+	@$(GO) -C internal/suites/browsertest test $(RACE) $(TESTFLAGS) -run='$(RUN)' . $(if $(SHOTS),-args -shots='$(abspath $(SHOTS))')
 
 test-postgres: bin/with ## run the tests on private servers of PostgreSQL PG=14, 15, 16, 17 or 18; PKG and RUN narrow them as above
 	@test -n '$(PG)' || { echo 'make test-postgres: say which version, as PG=14' >&2; exit 1; }
@@ -173,6 +180,7 @@ check: ## everything that is checked without running the tests
 	$(GO) -C bench vet ./...
 	$(GO) -C chaos vet ./...
 	$(GO) -C internal/suites/relaytargets vet ./...
+	$(GO) -C internal/suites/browsertest vet ./...
 	$(GO) tool -modfile=tools.mod staticcheck ./...
 	cd chaos && $(GO) tool -modfile=../tools.mod staticcheck ./...
 	$(GO) test -count=1 ./internal/tools/archtest

@@ -374,7 +374,91 @@ func TestSparklinesShowKnownMinutes(t *testing.T) {
 	v := newPaceView()
 	v.add(&pace)
 	s := v.Sparklines()[0]
-	if got := len(strings.Fields(s.Line)); got != 9 || s.Last != 58 || s.Peak != 58 || s.Sum != 59*60/2 {
+	if got := len(strings.Fields(s.Line)); got != 9 || s.Last != 58 || s.Peak != 59 || s.Sum != 59*60/2 {
 		t.Errorf("the line has %d points, last %d, peak %d, sum %d", got, s.Last, s.Peak, s.Sum)
+	}
+}
+
+// The form of a viewer is refused before it is read.
+func TestAViewersFormIsNotRead(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t, RoleViewer, nil)
+	f.get(t, "/")
+	for name, form := range map[string]url.Values{"without a token": {"why": {"x"}}, "too large": {"why": {strings.Repeat("a", maxForm)}}} {
+		response, text := f.post(t, "/change/decide", form, nil)
+		if response.StatusCode != http.StatusForbidden || !strings.Contains(text, "this needs the role operator") {
+			t.Errorf("a form %s = %d, want 403 because of the role: %s", name, response.StatusCode, text)
+		}
+	}
+}
+
+// An adminChange is a change for admins, which runs until it is stopped.
+type adminChange struct{ change }
+
+func (adminChange) role() Role    { return RoleAdmin }
+func (adminChange) title() string { return "a change for admins" }
+func (adminChange) apply(ctx context.Context, _ *applyOptions, _ func(tally)) (tally, error) {
+	<-ctx.Done()
+	return tally{}, ctx.Err()
+}
+
+// An operator sees the change of an admin, and can neither pause it nor let it go on.
+func TestARunIsSteeredByWhoMayStartIt(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t, RoleOperator, nil)
+	f.get(t, "/")
+	r, err := f.console.runs.start(f.console, &run{ID: "theirs", Title: "a change for admins", Actor: "bob", change: adminChange{}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	steer := func(do, state string) {
+		t.Helper()
+		form := url.Values{"token": {f.console.signer.postToken(f.sessionOf(t), "ann")}, "id": {"theirs"}, "do": {do}}
+		if response, text := f.post(t, "/run", form, nil); response.StatusCode != http.StatusForbidden || !strings.Contains(text, "this needs the role admin") {
+			t.Errorf("%s = %d, want 403 because of the role: %s", do, response.StatusCode, text)
+		}
+		if now := r.snapshot().State; now != state {
+			t.Errorf("after %s the change is %s, want %s", do, now, state)
+		}
+	}
+	steer("pause", runActive)
+	if _, text := f.get(t, "/run?id=theirs"); !strings.Contains(text, "a change for admins") || strings.Contains(text, "<button") {
+		t.Errorf("the page of the change has a button, or is another one: %s", text)
+	}
+	r.mu.Lock()
+	r.stop()
+	r.mu.Unlock()
+	f.console.runs.working.Wait()
+	steer("resume", runPaused)
+}
+
+// The link to the next page leads to a page with sagas: none is there if the last saga is on this page.
+func TestTheNextPageIsNeverEmpty(t *testing.T) {
+	t.Parallel()
+	for rows, want := range map[int]bool{sagasOnPage - 1: false, sagasOnPage: false, sagasOnPage + 1: true} {
+		f := newFixture(t, RoleOperator, nil)
+		f.putStuck(t, "k", rows)
+		for _, query := range []string{"state=stuck", "step=hotel"} {
+			if _, text := f.get(t, "/sagas?"+query); strings.Contains(text, `rel="next"`) != want {
+				t.Errorf("%s: the first page of %d sagas has a link to a next page: %t, want %t", query, rows, !want, want)
+			}
+		}
+	}
+}
+
+// Sagas that left the search after the preview count as moved when the change is done.
+func TestWhatLeavesTheSearchHasMoved(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t, RoleOperator, nil)
+	f.putStuck(t, "k", 3)
+	token := f.previewToken(t, retryStuck)
+	f.exec(t, "UPDATE {schema}.saga SET status = 'running' WHERE key <> 'k0001'")
+	response, text := f.post(t, "/change/decide", confirmation(token, 3), nil)
+	if response.StatusCode != http.StatusSeeOther {
+		t.Fatalf("the post = %d: %s", response.StatusCode, text)
+	}
+	f.console.runs.working.Wait()
+	if v := f.console.runs.find(response.Header.Get("Location")[len("./../run?id="):]).snapshot(); v.Tally.Done != 1 || v.Moved() != 2 {
+		t.Errorf("%d done and %d moved, want 1 and 2", v.Tally.Done, v.Moved())
 	}
 }

@@ -31,6 +31,9 @@ func (c *Console) decideKind() *changeKind {
 			return nil, badRequest("A saga that has ended takes no decision.")
 		}
 		decision := operator.Decision{Verb: verb.Verb, Step: params.Get("to")}
+		if decision.Step == "" && decision.Verb == operator.VerbRetry {
+			decision.Step = search.Step // if it runs, its last message is sent again
+		}
 		if result := strings.TrimSpace(params.Get("result")); result != "" {
 			decision.Result = json.RawMessage(result)
 		}

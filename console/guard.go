@@ -266,6 +266,8 @@ func (c *Console) explainError(ctx context.Context, err error) *pageError {
 	switch {
 	case errors.As(err, &page):
 		return page
+	case errors.Is(err, context.Canceled): // the browser has gone, or the console stops: nothing to log
+		return &pageError{Status: http.StatusServiceUnavailable, What: "The request has ended before its answer.", Advice: "Reload the page."}
 	case errors.Is(err, ErrNotAuthorized):
 		c.opts.Logger.WarnContext(ctx, "console: request refused", "error", err)
 		return &pageError{Status: http.StatusForbidden, What: "You may not see this console.", Advice: "Log in, or ask who runs it."}

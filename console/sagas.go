@@ -260,17 +260,21 @@ func (v *sagasView) readRows(ctx context.Context, places []*place, after sagaPla
 		if i == begin {
 			from = &after.At
 		}
-		for from != nil {
-			if len(v.Rows) >= sagasOnPage || walked >= maxWalked {
+		for from != nil { // nil: the place has no more
+			if walked >= maxWalked {
 				return &sagaPlace{places[i].Name, *from}, nil
 			}
-			size := sagasOnPage - len(v.Rows)
-			if v.Search.Step != "" { // no more than fit, and no row twice: a page of the walk is shown as a whole
+			full := len(v.Rows) >= sagasOnPage
+			size := max(1, sagasOnPage-len(v.Rows)) // of a full page, one: is there a next page?
+			if v.Search.Step != "" {                // no more than fit, and no row twice: a page of the walk is shown as a whole
 				size = sagasOnPage
 			}
 			found, following, err := n.Walk(ctx, v.Search.filter(), *from, size)
 			if err != nil {
 				return nil, err
+			}
+			if full && len(found) > 0 {
+				return &sagaPlace{places[i].Name, *from}, nil
 			}
 			for k := range found {
 				v.Rows = append(v.Rows, sagaRow{found[k], places[i]})

@@ -62,8 +62,6 @@ func (v *paceView) drawSparkline(label, class string, of func(operator.MinutePac
 	whole := v.minutes[:len(v.minutes)-1]
 	for _, m := range v.minutes {
 		s.Sum += of(m)
-	}
-	for _, m := range whole {
 		s.Peak = max(s.Peak, of(m))
 	}
 	s.Last = of(whole[len(whole)-1])

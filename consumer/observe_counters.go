@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/sagamill/sagamill/internal/limitedread"
 	"github.com/sagamill/sagamill/internal/sqlschema"
 	"github.com/sagamill/sagamill/outbox"
 )
@@ -313,13 +314,16 @@ func (c *Consumer) Stats(ctx context.Context) (Stats, error) {
 }
 
 func countParked(ctx context.Context, db *pgxpool.Pool, statement string) (s Stats, err error) {
-	rows, _ := db.Query(ctx, statement, outbox.CountLimit)
-	var p ParkedStats
-	var oldest, due int64
-	_, err = pgx.ForEachRow(rows, []any{&p.Step, &p.Undo, &p.Dead, &p.Reason, &p.Messages, &oldest, &due}, func() error {
-		p.Oldest = max(time.Duration(oldest)*time.Microsecond, 0)
-		s.addParked(p, time.Duration(due)*time.Microsecond)
-		return nil
+	err = pgx.BeginTxFunc(ctx, db, limitedread.Begin(ctx, ""), func(tx pgx.Tx) error {
+		rows, _ := tx.Query(ctx, statement, outbox.CountLimit)
+		var p ParkedStats
+		var oldest, due int64
+		_, err := pgx.ForEachRow(rows, []any{&p.Step, &p.Undo, &p.Dead, &p.Reason, &p.Messages, &oldest, &due}, func() error {
+			p.Oldest = max(time.Duration(oldest)*time.Microsecond, 0)
+			s.addParked(p, time.Duration(due)*time.Microsecond)
+			return nil
+		})
+		return err
 	})
 	if err != nil {
 		return Stats{}, fmt.Errorf("consumer: read stats: %w", sqlschema.Explain(err))

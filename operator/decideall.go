@@ -195,8 +195,12 @@ func (s *decisionSweep) readPage(ctx context.Context, after saga.Address, began 
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrInvalid, err)
 	}
-	rows, _ := s.db.Query(ctx, s.sql.pick, append(args, size, began, maxListedProgress)...)
-	page, err := pgx.CollectRows(rows, scanPicked)
+	var page []pickedInstance
+	err = s.readLimited(ctx, func(db querier) (err error) {
+		rows, _ := db.Query(ctx, s.sql.pick, append(args, size, began, maxListedProgress)...)
+		page, err = pgx.CollectRows(rows, scanPicked)
+		return err
+	})
 	if err != nil {
 		return nil, fmt.Errorf("operator: %s instances: %w", s.decision.Verb, sqlschema.Explain(err))
 	}

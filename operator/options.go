@@ -19,8 +19,9 @@ type Options struct {
 	// reason. A decision about an instance and an edit need a name: from here, or said with them.
 	By, Why string
 
-	// ReadTimeout limits each statement of the lists, counts and groups of Instances and DeadLetters, on the server:
-	// it cancels a longer one, with the code 57014. Default: no limit besides that of the session.
+	// ReadTimeout limits each statement of the lists, counts and groups of Instances and DeadLetters, and each page that
+	// Instances.PreviewAll and Instances.DecideAll read, on the server: it cancels a longer one, with the code 57014.
+	// Default: no limit besides that of the session.
 	ReadTimeout time.Duration
 }
 

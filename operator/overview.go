@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/sagamill/sagamill/consumer"
+	"github.com/sagamill/sagamill/internal/limitedread"
 	"github.com/sagamill/sagamill/internal/sqlschema"
 	"github.com/sagamill/sagamill/migrations"
 	"github.com/sagamill/sagamill/outbox"
@@ -141,7 +142,7 @@ FROM (SELECT state, lease_until FROM {schema}.idempotency_key ORDER BY expires_a
 
 func readRequests(ctx context.Context, db *pgxpool.Pool, schema string) (s RequestStats, err error) {
 	var oldest float64
-	err = pgx.BeginTxFunc(ctx, db, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
+	err = pgx.BeginTxFunc(ctx, db, limitedread.Begin(ctx, ""), func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, sqlReadByIndex); err != nil {
 			return err
 		}

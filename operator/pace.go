@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/sagamill/sagamill/internal/limitedread"
 	"github.com/sagamill/sagamill/internal/sqlschema"
 	"github.com/sagamill/sagamill/migrations"
 )
@@ -71,8 +72,12 @@ GROUP BY application_name, usename ORDER BY 3 DESC, 1, 2 LIMIT $1`
 // ListProcesses lists who is connected to the database of db, at most [MaxList] groups, the largest first. A pooler
 // hides the processes behind it.
 func ListProcesses(ctx context.Context, db *pgxpool.Pool) ([]Process, error) {
-	rows, _ := db.Query(ctx, sqlListProcesses, MaxList)
-	all, err := pgx.CollectRows(rows, pgx.RowToStructByPos[Process])
+	var all []Process
+	err := pgx.BeginTxFunc(ctx, db, limitedread.Begin(ctx, ""), func(tx pgx.Tx) (err error) {
+		rows, _ := tx.Query(ctx, sqlListProcesses, MaxList)
+		all, err = pgx.CollectRows(rows, pgx.RowToStructByPos[Process])
+		return err
+	})
 	if err != nil {
 		return nil, fmt.Errorf("operator: list processes: %w", err)
 	}
@@ -94,7 +99,8 @@ func ListSchemas(ctx context.Context, db *pgxpool.Pool) ([]string, error) {
 
 // ReadClock reads the clock of the database of db.
 func ReadClock(ctx context.Context, db *pgxpool.Pool) (at time.Time, err error) {
-	if err := db.QueryRow(ctx, sqlReadClock).Scan(&at); err != nil {
+	err = pgx.BeginTxFunc(ctx, db, limitedread.Begin(ctx, ""), func(tx pgx.Tx) error { return tx.QueryRow(ctx, sqlReadClock).Scan(&at) })
+	if err != nil {
 		return at, fmt.Errorf("operator: read clock: %w", err)
 	}
 	return at, nil

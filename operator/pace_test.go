@@ -132,6 +132,10 @@ func TestReadTimeoutEndsAStatement(t *testing.T) {
 		"List":     func() error { _, err := n.List(t.Context(), InstanceFilter{}, saga.Address{}, 1); return err },
 		"Count":    func() error { _, err := n.Count(t.Context(), InstanceFilter{}); return err },
 		"ReadPace": func() error { _, err := n.ReadPace(t.Context()); return err },
+		"PreviewAll": func() error {
+			_, err := n.PreviewAll(t.Context(), InstanceFilter{}, Decision{Verb: VerbRetry, By: "ann", Why: "x"}, nil)
+			return err
+		},
 	}
 	for name, read := range reads {
 		var refused *pgconn.PgError

@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/sagamill/sagamill/internal/limitedread"
 	"github.com/sagamill/sagamill/internal/sqlschema"
 )
 
@@ -61,7 +62,7 @@ func ReadStats(ctx context.Context, db *pgxpool.Pool, schema string) (Stats, err
 
 // Stats reads the stats of the relay's outbox, from one snapshot of the database.
 func (r *Relay) Stats(ctx context.Context) (s Stats, err error) {
-	err = pgx.BeginTxFunc(ctx, r.db, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
+	err = pgx.BeginTxFunc(ctx, r.db, limitedread.Begin(ctx, pgx.RepeatableRead), func(tx pgx.Tx) error {
 		if err := r.readHolder(ctx, tx, &s); err != nil {
 			return err
 		}

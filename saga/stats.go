@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/sagamill/sagamill/internal/flow"
+	"github.com/sagamill/sagamill/internal/limitedread"
 	"github.com/sagamill/sagamill/internal/sagarow"
 	"github.com/sagamill/sagamill/internal/sqlschema"
 	"github.com/sagamill/sagamill/outbox"
@@ -115,7 +116,7 @@ func (o *Orchestrator) Stats(ctx context.Context) (Stats, error) {
 
 func countLive(ctx context.Context, db *pgxpool.Pool, statement string) (s Stats, err error) {
 	var stuck, paused, silent, due int64
-	err = pgx.BeginTxFunc(ctx, db, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
+	err = pgx.BeginTxFunc(ctx, db, limitedread.Begin(ctx, ""), func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, sqlReadByIndex); err != nil {
 			return err
 		}

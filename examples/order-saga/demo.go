@@ -57,7 +57,7 @@ func runDemo(ctx context.Context, args []string, stdout, stderr io.Writer) error
 	load := newLoad(fleet.URLs["order"], flags.Items)
 	r := &result{orders: load.Items}
 	trial := &demo.Trial[*placed]{
-		Fleet: fleet, Load: &load.Load, Flags: flags.DemoFlags,
+		Settings: &s.Settings, Fleet: fleet, Load: &load.Load, Flags: flags.DemoFlags,
 		Victim: func(_, n int) int { return rand.IntN(n) },
 		Collect: func(ctx context.Context) (err error) {
 			if r.ledger, err = fetchLedger(ctx, fleet.URLs["gateway"]); err == nil {

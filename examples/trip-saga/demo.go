@@ -62,7 +62,7 @@ func runDemo(ctx context.Context, args []string, stdout, stderr io.Writer) error
 	load := newLoad(fleet.URLs["trip"], flags.Items)
 	r := &result{trips: load.Items, patience: flags.patience}
 	trial := &demo.Trial[*placed]{
-		Fleet: fleet, Load: &load.Load, Flags: flags.DemoFlags,
+		Settings: &s.Settings, Fleet: fleet, Load: &load.Load, Flags: flags.DemoFlags,
 		Victim: func(killed, n int) int { return killed % n }, // the orchestrator first
 		Collect: func(ctx context.Context) (err error) {
 			r.left = fleet.AwaitEmpty(ctx)

@@ -59,6 +59,7 @@ type run struct {
 	installs   io.Writer // nil: log alone
 	own        bool      // private servers come before those that are found
 	memory     bool      // files of private servers are in memory, if there is room
+	noPrivate  bool      // this system runs no private servers
 	noInstall  bool      // the user forbids to install packages and to fetch servers
 	ways       []string  // those allowed
 	postgres   pgChoice
@@ -114,7 +115,7 @@ func (r *run) obtainService(ctx context.Context, service string, ways []way) (in
 	var tried []string
 	for _, w := range r.allowedWays(ways) {
 		in, err := instance{}, errNotHere
-		if runsPrivateServers || !slices.Contains(privateWays, w.name) {
+		if !r.noPrivate || !slices.Contains(privateWays, w.name) {
 			in, err = w.try(ctx)
 		}
 		if err == nil {

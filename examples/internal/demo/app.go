@@ -89,7 +89,17 @@ func (a *App) runServices(ctx context.Context, stop context.CancelCauseFunc, own
 		a.Logger.Warn("other machines reach this listener, which has no TLS and an interface for tests: put a proxy in front of it", "listen", a.Settings.Listen)
 	}
 	a.Logger.Info("serving", "services", a.Settings.Services, "url", own)
+	var pages *consoleRun
+	if a.Settings.Console {
+		var err error
+		if pages, err = a.Settings.startConsole(ctx, a.Settings.stderr, a.Logger); err != nil {
+			stop(err)
+		}
+	}
 	<-ctx.Done()
+	if err := pages.close(); err != nil {
+		a.Logger.Warn("the console did not end well", "error", err)
+	}
 
 	a.Logger.Info("stopping")
 	a.started.Store(false)

@@ -7,6 +7,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"strings"
 	"time"
@@ -28,6 +29,7 @@ const (
 type DemoFlags struct {
 	*flag.FlagSet
 	Items, Clients, Kills int
+	Console               bool // serve the console meanwhile, and afterwards until the program is interrupted
 
 	noun string
 }
@@ -39,6 +41,7 @@ func (p *Program) NewDemoFlags(stderr io.Writer) *DemoFlags {
 	f.IntVar(&f.Items, f.noun+"s", 200, f.noun+"s to place")
 	f.IntVar(&f.Clients, "clients", 8, "clients that place them at the same time")
 	f.IntVar(&f.Kills, "kill", 0, "how often to SIGKILL one of the service processes meanwhile")
+	f.BoolVar(&f.Console, consoleFlag, false, consoleUsage+"; it stays after the demo, until Ctrl-C")
 	f.Usage = func() {
 		f.SetOutput(stderr)
 		fmt.Fprintf(stderr, "usage: %s demo [flags]\n", p.Name)
@@ -96,9 +99,10 @@ func (s *Settings) IsInProcess() bool { return s.AMQPURL == devservices.InProces
 
 // A Trial is one run of a demo on a fleet.
 type Trial[T any] struct {
-	Fleet *Fleet
-	Load  *Load[T]
-	Flags *DemoFlags
+	Settings *Settings
+	Fleet    *Fleet
+	Load     *Load[T]
+	Flags    *DemoFlags
 
 	// Victim returns the index of the process to kill, of n, after killed others.
 	Victim func(killed, n int) int
@@ -111,8 +115,25 @@ type Trial[T any] struct {
 }
 
 // Run places the load, waits until every saga has ended, stops the fleet, and judges. It
-// returns an error unless every invariant holds.
-func (t *Trial[T]) Run(ctx context.Context, stdout, stderr io.Writer) error {
+// returns an error unless every invariant holds. With the flag -console it returns when ctx ends.
+func (t *Trial[T]) Run(ctx context.Context, stdout, stderr io.Writer) (err error) {
+	if !t.Flags.Console {
+		fmt.Fprintln(stdout, "with -console, or make "+t.Fleet.Program.demoTarget()+" CONSOLE=1, a page shows every saga")
+		return t.judgeLoad(ctx, stdout, stderr)
+	}
+	pages, err := t.Settings.startConsole(ctx, stdout, slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: slog.LevelWarn})))
+	if err != nil {
+		return errors.Join(err, t.Fleet.Stop())
+	}
+	defer func() { err = errors.Join(err, pages.close()) }()
+	if err = t.judgeLoad(ctx, stdout, stderr); ctx.Err() == nil {
+		fmt.Fprintln(stdout, "the console runs until Ctrl-C")
+		<-ctx.Done()
+	}
+	return err
+}
+
+func (t *Trial[T]) judgeLoad(ctx context.Context, stdout, stderr io.Writer) error {
 	err := t.driveLoad(ctx, stdout)
 	stopped := t.Fleet.Stop()
 	if ctx.Err() != nil {

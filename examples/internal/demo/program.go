@@ -68,6 +68,14 @@ func (p *Program) Topology(namespace string) rabbitmq.Topology {
 	return t
 }
 
+// demoTarget returns the target of make that runs the demo.
+func (p *Program) demoTarget() string {
+	if p.Noun == "order" {
+		return "demo"
+	}
+	return "demo-" + p.Noun
+}
+
 // snakeName returns the name as it is in names of databases and variables.
 func (p *Program) snakeName() string { return strings.ReplaceAll(p.Name, "-", "_") }
 

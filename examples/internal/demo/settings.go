@@ -33,6 +33,7 @@ type Settings struct {
 	Namespace    string        // prefix of exchanges and queues
 	StartTimeout time.Duration // for database and broker to answer
 	Keep         time.Duration // how long published messages are kept
+	Console      bool          // serve the console
 	Restricted   bool          // the broker's user may declare nothing, and is named in each message
 
 	DatabaseURL    string
@@ -40,6 +41,7 @@ type Settings struct {
 	AllowPlaintext bool // to other machines
 
 	listener net.Listener // opened by Serve, until the App takes it
+	stderr   io.Writer    // of Serve
 }
 
 var namespacePattern = regexp.MustCompile(`^[A-Za-z0-9_-]{1,40}$`)
@@ -65,6 +67,7 @@ func (s *Settings) NewServeFlags(stderr io.Writer) *ServeFlags {
 	f.StringVar(&s.Namespace, "namespace", cmp.Or(os.Getenv(namespace), p.Name), "prefix of exchanges and queues, also by "+namespace)
 	f.DurationVar(&s.StartTimeout, "start-timeout", 30*time.Second, "how long to wait for database and broker")
 	f.DurationVar(&s.Keep, "keep", 0, "how long published messages are kept for sagamill replay (default: an hour)")
+	f.BoolVar(&s.Console, consoleFlag, false, consoleUsage)
 	f.BoolVar(&s.Restricted, "restricted", false,
 		"the broker's user has no more permissions than those of sagamill broker permissions: exchanges and queues are\nnot declared but waited for, and each message names the user")
 	allowed, err := plaintext.Allowed()
@@ -271,6 +274,7 @@ func (s *Settings) Serve(ctx context.Context, stderr io.Writer, run func(*slog.L
 			return err
 		}
 	}
+	s.stderr = stderr
 	logger := slog.New(slog.NewTextHandler(stderr, nil))
 	slog.SetDefault(logger) // for packages that have no logger of their own
 	return run(logger)

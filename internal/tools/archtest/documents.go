@@ -31,16 +31,17 @@ var statedDefaults = []statedDefault{
 	{"docs/operations.md", "`RelayOptions.Retention`, an hour by default", "outbox/relay.go", "o.Retention = cmp.Or(o.Retention, time.Hour)"},
 	{"docs/operations.md", "its attempts were used up, 20 by default", "outbox/relay.go", "o.MaxAttempts = cmp.Or(o.MaxAttempts, 20)"},
 	{"docs/operations.md", "by default within 250 ms (`TimerPoll`)", "saga/orchestrator.go", "o.TimerPoll = cmp.Or(o.TimerPoll, 250*time.Millisecond)"},
+	{"docs/operations.md", "renews its lease (5 s by default)", "outbox/relay.go", "o.Lease = cmp.Or(o.Lease, 5*time.Second)"},
 	{"docs/operations.md", "share a transaction, 64 by default", "consumer/options.go", "o.BatchSize = cmp.Or(o.BatchSize, 64)"},
-	{"docs/operations.md", "`Options.BatchBytes`, 64 MiB by default", "consumer/options.go", "defaultBatchBytes = 8 * outbox.MaxPayload"},
+	{"docs/operations.md", "`Options.BatchBytes`, 64 MiB by default", "consumer/execute_batch.go", "defaultBatchBytes = 8 * outbox.MaxPayload"},
 	{"docs/operations.md", "2 × `Step.Timeout` + 20 s, which is 80 s by default", "consumer/step.go", "s.Timeout = cmp.Or(s.Timeout, 30*time.Second)"},
 	{"docs/operations.md", "records expire after their TTL, 24 h by default", "idemkey/options.go", "DefaultTTL               = 24 * time.Hour"},
 	{"docs/operations.md", "more than `Retention` (30 days) ago", "consumer/retention.go", "DefaultRetention     = 30 * 24 * time.Hour"},
 	{"docs/operations.md", "`\"processes\"`, 4 by default", "rabbitmq/topology.go", "defaultProcesses      = 4"},
 }
 
-// foreignDefaults are defaults of other programs.
-var foreignDefaults = []string{"`net_ticktime` is 60 s by default", "1 MB by default: refused after three tries"}
+// foreignDefaults are defaults of other programs, and results of calculations.
+var foreignDefaults = []string{"8 GB by default", "`net_ticktime` is 60 s by default", "1 MB by default: refused after three tries"}
 
 // byDefault matches a number, or "a day" and the like, with its "by default".
 var byDefault = regexp.MustCompile(`(?:\d[\d.,]*|an?|five)(?: [A-Za-z]+){0,3},? by default`)
@@ -125,6 +126,24 @@ func checkContributing(contributing, run string) (wrong []string) {
 	return wrong
 }
 
+var (
+	goFile      = regexp.MustCompile("(?ms)^```go file=\\S+\n(.*?)^```$")
+	statedLines = regexp.MustCompile(`(\d+) lines of Go`)
+)
+
+// checkTutorial compares the number of lines that the tutorial announces with those of its Go files, rounded to tens.
+func checkTutorial(tutorial string) []string {
+	lines := 0
+	for _, file := range goFile.FindAllStringSubmatch(tutorial, -1) {
+		lines += strings.Count(file[1], "\n")
+	}
+	want := fmt.Sprint((lines + 5) / 10 * 10)
+	if stated := statedLines.FindStringSubmatch(tutorial); stated == nil || stated[1] != want {
+		return []string{fmt.Sprintf("docs/tutorial.md: it has %d lines of Go, so it must announce %s lines of Go", lines, want)}
+	}
+	return nil
+}
+
 // readmeLines is how long README.md may be.
 const readmeLines = 150
 
@@ -143,7 +162,7 @@ func checkReadmeFacts(readme, gomod, compose, makefile string) (wrong []string) 
 	tested := []string{"Go | " + goVersion, "PostgreSQL | " + postgres, "watermill | " + requirements(gomod)["github.com/ThreeDotsLabs/watermill"]}
 	for _, tag := range composeTag.FindAllStringSubmatch(compose, -1) {
 		if tag[1] == "rabbitmq" {
-			tested = append(tested, "RabbitMQ | 3.10 and "+tag[2])
+			tested = append(tested, "RabbitMQ | 3.10 in all runs so far; "+tag[2]+" is what docker-compose.yml starts")
 		}
 	}
 	for _, row := range tested {

@@ -45,10 +45,10 @@ var routes = map[string]string{
 }
 
 // serving are the trees whose product files may listen: the root package, which runs the HTTP server of a service, the
-// command that serves the console behind a token,
+// server of the console behind a token,
 // programs of the examples, tools that measure and break them, and proxies of tests.
 var serving = []string{
-	rootPackage, "examples", "bench", "chaos", "cmd/sagamill/internal/console",
+	rootPackage, "examples", "bench", "chaos", consoleServer,
 	"internal/testing/certtest", "internal/testing/commitloss", "internal/devservices", "internal/testing/proctest", "internal/testing/rabbitcluster", "internal/testing/rabbitnode", "internal/testing/rabbittest", "internal/testing/redistest",
 }
 

@@ -63,12 +63,16 @@ var layers = map[string][]string{
 	"examples":           {"*"},
 	"internal":           {},
 	"internal/flow":      {"outbox"},
+	consoleServer:        {"console"},
 	"internal/sagarow":   {"outbox"},
 	"internal/rediskey":  {"idemkey"},
 	"internal/testing":   {"*"},
 	"internal/suites":    {"*"},
 	"internal/tools":     {"*"},
 }
+
+// consoleServer serves the console of the command and of the demos.
+const consoleServer = "internal/consoleserver"
 
 // apart are the trees of internal that are not part of the product.
 var apart = []string{"internal/testing", "internal/suites", "internal/tools", devservices}
@@ -115,7 +119,7 @@ const (
 	exampleShared  = "examples/internal"
 )
 
-var exampleInternal = []string{"internal/backoff", "internal/brokerurls", devservices, "internal/pgaway", "internal/plaintext"}
+var exampleInternal = []string{"internal/backoff", "internal/brokerurls", consoleServer, devservices, "internal/pgaway", "internal/plaintext"}
 
 // checkLayers enforces layers. A package that is missing in the table is an error too: its author decides its
 // place.

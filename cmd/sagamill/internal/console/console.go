@@ -3,17 +3,15 @@ package console
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net"
-	"net/http"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/sagamill/sagamill/cmd/sagamill/internal/cli"
 	"github.com/sagamill/sagamill/console"
+	"github.com/sagamill/sagamill/internal/consoleserver"
 )
 
 // Commands returns the commands of the family.
@@ -21,15 +19,8 @@ func Commands() []cli.Command {
 	return []cli.Command{{Words: "console", About: "serve pages on which a person sees every saga, and acts on it, until interrupted", Run: serveConsole}}
 }
 
-const (
-	// maxConns is how many connections the console has to each database.
-	maxConns = 8
-
-	headerTimeout   = 10 * time.Second
-	idleTimeout     = 2 * time.Minute
-	maxHeader       = 32 << 10
-	shutdownTimeout = 30 * time.Second
-)
+// maxConns is how many connections the console has to each database.
+const maxConns = 8
 
 var roles = map[string]console.Role{"viewer": console.RoleViewer, "operator": console.RoleOperator, "admin": console.RoleAdmin}
 
@@ -69,18 +60,13 @@ func serveConsole(ctx context.Context, c *cli.Call) error {
 	if err != nil {
 		return err
 	}
-	access := newAccess(console.Actor(*by), role)
-	pages, err := console.New(shown, &console.Options{Authorize: access.authorize, Topology: known.topology(), Management: management, Logger: slog.New(slog.NewTextHandler(c.Stderr, nil))})
+	server, err := consoleserver.Listen(ctx, shown, &consoleserver.Options{Address: *listen, Actor: console.Actor(*by), Role: role,
+		Console: console.Options{Topology: known.topology(), Management: management, Logger: slog.New(slog.NewTextHandler(c.Stderr, nil))}})
 	if err != nil {
 		return err
 	}
-	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", *listen)
-	if err != nil {
-		return fmt.Errorf("-listen: %w", err)
-	}
-	access.bind(listener.Addr(), *listen)
-	fmt.Fprintf(c.Stdout, "console: %s\n", access.firstURL())
-	return servePages(ctx, listener, access.wrap(pages), pages)
+	fmt.Fprintf(c.Stdout, "console: %s\n", server.URL())
+	return server.Serve(ctx)
 }
 
 // chooseDatabases returns what the console shows: of each database all schemas, or those of names that it has.
@@ -118,24 +104,4 @@ func checkListen(address string, allowed bool) error {
 		return nil
 	}
 	return fmt.Errorf("-listen %s: other machines could reach the console without TLS; listen on 127.0.0.1 and forward the port, or give -allow-plaintext", address)
-}
-
-// servePages serves until ctx ends. Then streams end, changes stop between two objects, and requests in hand finish.
-func servePages(ctx context.Context, listener net.Listener, handler http.Handler, pages *console.Console) error {
-	server := &http.Server{Handler: handler, ReadHeaderTimeout: headerTimeout, IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeader,
-		BaseContext: func(net.Listener) context.Context { return ctx }}
-	served := make(chan error, 1)
-	go func() { served <- server.Serve(listener) }()
-	select {
-	case err := <-served:
-		return fmt.Errorf("serve: %w", err)
-	case <-ctx.Done():
-	}
-	ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTimeout)
-	defer cancel()
-	err := errors.Join(pages.Shutdown(ending), server.Shutdown(ending))
-	if err := <-served; !errors.Is(err, http.ErrServerClosed) {
-		return err
-	}
-	return err
 }

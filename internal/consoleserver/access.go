@@ -1,4 +1,4 @@
-package console
+package consoleserver
 
 import (
 	"crypto/rand"
@@ -11,7 +11,7 @@ import (
 	"github.com/sagamill/sagamill/console"
 )
 
-// An access lets in whoever has the URL that the command prints. The token of that URL is exchanged for a cookie, so that
+// An access lets in whoever has the URL that is printed at the start. The token of that URL is exchanged for a cookie, so that
 // it does not stay in the address.
 type access struct {
 	actor   console.Actor
@@ -27,7 +27,7 @@ func newAccess(actor console.Actor, role console.Role) *access {
 	return &access{actor: actor, role: role, token: rand.Text(), session: rand.Text()}
 }
 
-// bind says at which address the command listens. listen is the flag.
+// bind says at which address the console listens. listen is the address that was asked for.
 func (a *access) bind(addr net.Addr, listen string) {
 	host, _, _ := net.SplitHostPort(listen)
 	_, port, _ := net.SplitHostPort(addr.String())
@@ -55,7 +55,7 @@ func (a *access) wrap(pages http.Handler) http.Handler {
 		case r.Method == http.MethodGet && r.URL.Path == "/" && r.URL.Query().Has("token"):
 			a.exchangeToken(w, r)
 		case !a.hasSession(r):
-			refuse(w, http.StatusForbidden, "Open the URL that sagamill console printed at its start. If you have just done so, reload this page.")
+			refuse(w, http.StatusForbidden, "Open the URL that was printed when the console started. If you have just done so, reload this page.")
 		default:
 			pages.ServeHTTP(w, r)
 		}
@@ -64,7 +64,7 @@ func (a *access) wrap(pages http.Handler) http.Handler {
 
 func (a *access) exchangeToken(w http.ResponseWriter, r *http.Request) {
 	if subtle.ConstantTimeCompare([]byte(r.URL.Query().Get("token")), []byte(a.token)) != 1 {
-		refuse(w, http.StatusForbidden, "This token is not that of the running console: copy the URL that sagamill console printed at its start.")
+		refuse(w, http.StatusForbidden, "This token is not that of the running console: copy the URL that was printed when it started.")
 		return
 	}
 	http.SetCookie(w, &http.Cookie{Name: a.cookie, Value: a.session, Path: "/", HttpOnly: true, SameSite: http.SameSiteStrictMode})
