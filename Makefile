@@ -184,6 +184,7 @@ check: ## everything that is checked without running the tests
 	$(GO) tool -modfile=tools.mod staticcheck ./...
 	cd chaos && $(GO) tool -modfile=../tools.mod staticcheck ./...
 	$(GO) test -count=1 ./internal/tools/archtest
+	$(GO) test -count=1 -ldflags=-s -run='^TestCommandsOfDocuments$$' ./cmd/sagamill
 	@$(MAKE) --no-print-directory licences >/dev/null
 	@$(MAKE) --no-print-directory apidiff
 
@@ -218,8 +219,9 @@ cross: ## compile packages, commands and examples for linux, darwin and windows,
 COMPILED = {{with .Module}}{{if not .Main}}{"Path":"{{.Path}}","Version":"{{.Version}}","Dir":"{{.Dir}}"}{{end}}{{end}}
 
 licences: ## list the licence of each module that packages and tests compile; fails for one that rules.json does not allow
-	@$(GO) list -deps -test -f '$(COMPILED)' ./... | sort -u | $(GO) tool -modfile=tools.mod go-licence-detector \
-		-includeIndirect -rules internal/tools/licences/rules.json -depsTemplate internal/tools/licences/list.tmpl -depsOut /dev/stdout
+	@modules=$$($(GO) list -deps -test -f '$(COMPILED)' ./...) && printf '%s\n' "$$modules" | sort -u | \
+		$(GO) tool -modfile=tools.mod go-licence-detector -includeIndirect -rules internal/tools/licences/rules.json \
+		-depsTemplate internal/tools/licences/list.tmpl -depsOut /dev/stdout
 
 fmt: ## format all Go files
 	gofmt -l -w .
