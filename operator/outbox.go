@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
 	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/jackc/pgx/v5/pgxpool"
 
@@ -188,10 +190,14 @@ func (d *outboxLetters) changeEach(ctx context.Context, filter Filter, v outboxV
 }
 
 // changeBatch changes one batch and returns the ids. If messages may wait behind the letters, it
-// makes the first message of each ordering key due.
+// makes the first message of each ordering key due. The relay waits for this transaction, and its lease would run out
+// while the transaction waits for a person's lock. So it gives up after lockPatience.
 func (d *outboxLetters) changeBatch(ctx context.Context, tx pgx.Tx, v outboxVerb, args []any) (ids []int64, err error) {
 	if v.lead {
 		if _, err := tx.Exec(ctx, d.sql.lockLease); err != nil {
+			return nil, err
+		}
+		if _, err := tx.Exec(ctx, d.sql.limitLocks, strconv.FormatInt(lockPatience.Milliseconds(), 10)); err != nil {
 			return nil, err
 		}
 	}
@@ -206,8 +212,14 @@ func (d *outboxLetters) changeBatch(ctx context.Context, tx pgx.Tx, v outboxVerb
 	if err == nil && v.lead {
 		_, err = tx.Exec(ctx, d.sql.promote, keys)
 	}
+	if failure := (*pgconn.PgError)(nil); v.lead && errors.As(err, &failure) && failure.Code == lockNotAvailable {
+		err = fmt.Errorf("another session has locked a message, or one that waits behind it; try again after its transaction: %w", err)
+	}
 	return ids, err
 }
+
+// lockNotAvailable is PostgreSQL's code for a lock that was not granted in time.
+const lockNotAvailable = "55P03"
 
 // filterArgs are the arguments of a statement with the letters that f picks behind the id
 // after. With onlyBefore it excludes letters that are refused from now on by the clock of the

@@ -58,7 +58,7 @@ type pass struct {
 // stages are the kinds of letters in the order in which a pass handles them.
 var stages = [][]string{{string(inbox.Action), string(inbox.Unread)}, {string(inbox.Compensation)}}
 
-// lockPatience is how long a pass waits for a locked step, one letter at a time.
+// lockPatience is how long a pass waits for a locked step, one letter at a time, and a change of the outbox for a message.
 const lockPatience = time.Second
 
 func (r *pass) changeAll(ctx context.Context, filter Filter) error {
@@ -141,7 +141,7 @@ func (r *pass) changeBatch(ctx context.Context, ids []int64) (busy []int64, err 
 // a lock timeout, a deadlock, or another copy of a message that became retrying first.
 func isContended(err error) bool {
 	var e *pgconn.PgError
-	return errors.As(err, &e) && slices.Contains([]string{"55P03", "40P01", "23505"}, e.Code)
+	return errors.As(err, &e) && slices.Contains([]string{lockNotAvailable, "40P01", "23505"}, e.Code)
 }
 
 // A holding is what a transaction has locked: letters in the order of their ids, and their

@@ -217,7 +217,7 @@ ORDER BY id DESC LIMIT $3`
 type outboxQueries struct {
 	readClock, read, list, count, listRetrying, countRetrying string
 	group, groupRetrying                                      string
-	redrive, discard, bury, lockLease, promote                string
+	redrive, discard, bury, lockLease, limitLocks, promote    string
 	listLogged, countLogged, copyLogged, oldestLogged         string
 	locate, locateUnpublished, pin, planByIndex, readContents string
 	insertJournal, listJournal                                string
@@ -232,7 +232,7 @@ func newOutboxQueries(schema string) outboxQueries {
 		group: bind(ofLetters(sqlDead, groupedLetters(outboxGrouping))), groupRetrying: bind(ofLetters(sqlRefused, groupedLetters(outboxGrouping))),
 		listRetrying: bind(ofLetters(sqlRefused, sqlListHeld)), countRetrying: bind(ofLetters(sqlRefused, sqlCountHeld)),
 		redrive: bind(ofLetters(sqlDead, sqlRedriveHeld)), discard: bind(ofLetters(sqlDead, sqlDiscardHeld)),
-		bury: bind(ofLetters(sqlRefused, sqlBuryHeld)), lockLease: bind(sqlLockLease), promote: bind(outboxsql.PromoteLocked),
+		bury: bind(ofLetters(sqlRefused, sqlBuryHeld)), lockLease: bind(sqlLockLease), limitLocks: sqlLimitLocks, promote: bind(outboxsql.PromoteLocked),
 		listLogged: logged(sqlListLogged), countLogged: logged(sqlCountLogged), copyLogged: bind(sqlCopyLogged), oldestLogged: bind(sqlOldestLogged),
 		locate: bind(locateInLeaves("true", sqlLocateLeaf)), locateUnpublished: bind(locateInLeaves("false", sqlLocateUnpublishedLeaf)),
 		pin: bind(sqlPin), planByIndex: outboxsql.PlanByIndex, readContents: bind(sqlReadContents),

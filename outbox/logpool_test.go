@@ -159,3 +159,37 @@ func TestALeaderLosesTheSessionForTheLog(t *testing.T) {
 		t.Errorf("%d reads failed, and the leader has a session for the log: %t; want one or two, and none", failures, l.log.own != nil)
 	}
 }
+
+// A pool closes a connection to a server that does not answer after 15 s. Neither a leader's next read nor the end of its
+// tenure waits for that.
+func TestALeaderDoesNotWaitForASessionThatHangs(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	config := f.pool.Config()
+	answers := make(chan struct{})
+	config.BeforeClose = func(*pgx.Conn) { <-answers }
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pool.Close()
+	l := newFixtureOn(t, pool, f.schema).leader(t, RelayOptions{})
+	own := l.openLogPool(t.Context())
+	if own == nil {
+		t.Fatal("the leader has no connection for the log")
+	}
+	defer own.Close() // returns when the connection is closed
+	defer close(answers)
+	l.log.own = own
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	read := make(chan error, 1)
+	go func() {
+		_, _, err := l.log.readPage(ctx, l.log.newReadBatch(), maxPage, maxPageBytes)
+		read <- err
+	}()
+	eventually(t, "the read has returned", func() bool { return len(read) > 0 })
+	if err := <-read; !errors.Is(err, context.Canceled) || l.log.own != nil {
+		t.Errorf("the read: %v, and the leader has a session for the log: %t; want the end of the context, and none", err, l.log.own != nil)
+	}
+}

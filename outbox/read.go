@@ -90,11 +90,25 @@ func (l *logReader) sendBatch(ctx context.Context, batch *pgx.Batch) error {
 	return err
 }
 
-// closeOwn closes the connection of the log, if there is one.
+// closePatience is how long closeOwn waits. A pool waits 15 s for the server to notice that a connection is closed on
+// which a statement was cancelled.
+const closePatience = time.Second
+
+// closeOwn closes the connection of the log, if there is one. If the server does not answer, it is closed in the
+// background: neither a stop nor the next tenure waits for that.
 func (l *logReader) closeOwn() {
-	if l.own != nil {
-		l.own.Close()
-		l.own = nil
+	if l.own == nil {
+		return
+	}
+	closed := make(chan struct{})
+	go func(own *pgxpool.Pool) {
+		defer close(closed)
+		own.Close()
+	}(l.own)
+	l.own = nil
+	select {
+	case <-closed:
+	case <-time.After(closePatience):
 	}
 }
 

@@ -329,6 +329,48 @@ func TestWhatWaitsIsFreedAlthoughItIsLocked(t *testing.T) {
 	}
 }
 
+// The relay waits for the burial, which must not wait for a person who has locked a message. It says so, and changes
+// nothing.
+func TestABurialDoesNotWaitForAPerson(t *testing.T) {
+	t.Parallel()
+	for i, name := range []string{"the message", "the message behind it"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFixture(t)
+			f.hold(t, 1, "refused", "1 hour")
+			f.hold(t, 1, "waiting", "0")
+			f.exec(t, "UPDATE {schema}.outbox_held SET ordering_key = 'one'")
+			ids := f.ids(t, "outbox_held", 2)
+			person, err := f.pool.Begin(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = person.Rollback(context.Background()) }()
+			if _, err := person.Exec(t.Context(), strings.ReplaceAll("SELECT FROM {schema}.outbox_held WHERE id = $1 FOR UPDATE", "{schema}", f.schema), ids[i]); err != nil {
+				t.Fatal(err)
+			}
+			letters, buried := f.letters(t), make(chan error, 1)
+			go func() {
+				_, err := letters.Bury(t.Context(), ids[0])
+				buried <- err
+			}()
+			eventually(t, "the burial has given up", func() bool { return len(buried) > 0 })
+			if err := <-buried; err == nil || !strings.Contains(err.Error(), "another session has locked a message") {
+				t.Errorf("the burial: %v, want an error that names the lock", err)
+			}
+			if err := person.Commit(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if changed := f.texts(t, "SELECT id::text FROM {schema}.outbox_held WHERE state = 'dead' OR state = 'waiting' AND due_at < 'infinity'"); len(changed) > 0 {
+				t.Errorf("the messages %s were changed", changed)
+			}
+			if n, err := letters.Bury(t.Context(), ids[0]); n != 1 || err != nil {
+				t.Errorf("after the lock %d messages were buried, %v; want one", n, err)
+			}
+		})
+	}
+}
+
 // A relay that is stuck sends nothing that could show that the broker is there: that others got
 // through since the first failure of the topic is enough then.
 func TestATopicStallsWhileTheRelayIsStuck(t *testing.T) {

@@ -287,8 +287,8 @@ func (e *execution) rollBackTx(ctx context.Context) error {
 
 // txCommitted reports whether the transaction of a connection that is closed was committed. Where the
 // server does not say within a while, it has not noticed yet that the connection is closed, and will roll back.
-// A server that has crashed since, or another one, does not know: txCommitted then reports false. A handler
-// that ended its transaction before the crash runs again.
+// A server that was restarted or has crashed since, or another one, does not know: txCommitted then reports
+// false. A handler that ended its transaction before that runs again.
 func (e *execution) txCommitted(ctx context.Context) bool {
 	xid := e.tx.ID()
 	if xid == "" {

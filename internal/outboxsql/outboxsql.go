@@ -45,7 +45,8 @@ var PlanSettings = map[string]string{
 const Promote = promoteHead + PromoteFirst + promoteTail
 
 // PromoteLocked is Promote for an operator, who waits for a locked message: the relay locks messages for a moment
-// while it reads them, and would find a skipped one a minute later. It waits for none itself.
+// while it reads them, and would find a skipped one a minute later. It waits for none itself. The operator limits the wait, because the relay
+// waits for the operator's transaction.
 const PromoteLocked = promoteHead + promoteFirst + `))` + promoteTail
 
 const (

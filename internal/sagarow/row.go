@@ -107,8 +107,14 @@ func (r *Row) restoreMessages() {
 	}
 }
 
-// staysAsJSON reports whether message keeps its bytes within other JSON, in a column of text.
+// maxNesting is far below the 10,000 levels that encoding/json reads: the progress adds its own to those of a message.
+const maxNesting = 9000
+
+// staysAsJSON reports whether message keeps its bytes within other JSON, in a column of text, and can be read there.
 func staysAsJSON(message []byte) bool {
+	if bytes.Count(message, []byte("["))+bytes.Count(message, []byte("{")) > maxNesting {
+		return false
+	}
 	encoded, err := json.Marshal(json.RawMessage(message))
 	return err == nil && bytes.Equal(encoded, message) && utf8.Valid(message)
 }

@@ -23,6 +23,7 @@ func TestMessagesKeepTheirBytes(t *testing.T) {
 		{"two names", `{"a":1,"a":2}`, `"body":{"a":1,"a":2}`},
 		{"a large number", `12345678901234567890.10`, `"body":12345678901234567890.10`},
 		{"null", `null`, `"body":null`},
+		{"JSON that is nested as deeply as it may be", strings.Repeat("[", 10000) + strings.Repeat("]", 10000), `"message":"`},
 		{"no JSON", "\x00\xff{", `"message":"`},
 		{"JSON that is no UTF-8", "\"\xff\"", `"message":"`},
 		{"none", "", `{"state":"running"}`},

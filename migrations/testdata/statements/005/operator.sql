@@ -521,6 +521,8 @@ FROM parts ORDER BY n DESC, topic, step, reason, masked LIMIT $14
 
 INSERT INTO {schema}.operator_journal (who, verb, what, ids, why)
 VALUES (coalesce(nullif($1, ''), session_user), $2, $3, $4, $5)
+---- outboxQueries.limitLocks
+SELECT set_config('lock_timeout', $1, true)
 ---- outboxQueries.list
 
 SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id, content_type,
