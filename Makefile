@@ -31,7 +31,7 @@ export GOFLAGS := $(GOFLAGS) -buildvcs=false
 export STATICCHECK_CACHE ?= $(shell $(GO) env GOCACHE)/staticcheck
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-trip serve serve-trip chaos services test verify long-packages slow-tests test-console console-tests test-postgres test-pooler tests fuzz mutants mutate model check api apidiff statements vuln fmt bench-idemkey bench-relay bench-consumer bench-saga bench-quiet bench-scale FORCE
+.PHONY: help demo demo-trip serve serve-trip chaos services test verify long-packages slow-tests test-console console-tests test-postgres test-pooler tests fuzz mutants mutate model check api apidiff statements vuln cross licences fmt bench-idemkey bench-relay bench-consumer bench-saga bench-quiet bench-scale FORCE
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -184,6 +184,8 @@ check: ## everything that is checked without running the tests
 	$(GO) tool -modfile=tools.mod staticcheck ./...
 	cd chaos && $(GO) tool -modfile=../tools.mod staticcheck ./...
 	$(GO) test -count=1 ./internal/tools/archtest
+	$(GO) test -count=1 -ldflags=-s -run='^TestCommandsOfDocuments$$' ./cmd/sagamill
+	@$(MAKE) --no-print-directory licences >/dev/null
 	@$(MAKE) --no-print-directory apidiff
 
 apidiff: ## compare the public API with api/next.txt, and with the newest release's
@@ -203,6 +205,23 @@ vuln: ## known vulnerabilities in what is compiled; says so where the database o
 		1*'fetching vulnerabilities'*) echo 'SKIPPED: govulncheck cannot reach its database; internal/tools/archtest has the minimum versions';; \
 		*) echo "$$out"; exit $$code;; \
 	esac
+
+# The systems for which packages, commands and examples compile. Helpers of tests and tools need signals of Unix.
+SYSTEMS = linux/amd64 linux/arm64 darwin/amd64 darwin/arm64 windows/amd64 windows/arm64
+
+cross: ## compile packages, commands and examples for linux, darwin and windows, on amd64 and arm64; SYSTEMS=windows/amd64 for one
+	@set -e; packages=$$($(GO) list -f '{{if .GoFiles}}{{.ImportPath}}{{end}}' ./... | grep -vE '/internal/(testing|suites|tools)(/|$$)'); for system in $(SYSTEMS); do \
+		echo "$$system"; \
+		CGO_ENABLED=0 GOOS=$${system%/*} GOARCH=$${system#*/} $(GO) build $$packages; \
+	done
+
+# A module of go.mod that no package or test imports is not compiled, and not listed.
+COMPILED = {{with .Module}}{{if not .Main}}{"Path":"{{.Path}}","Version":"{{.Version}}","Dir":"{{.Dir}}"}{{end}}{{end}}
+
+licences: ## list the licence of each module that packages and tests compile; fails for one that rules.json does not allow
+	@modules=$$($(GO) list -deps -test -f '$(COMPILED)' ./...) && printf '%s\n' "$$modules" | sort -u | \
+		$(GO) tool -modfile=tools.mod go-licence-detector -includeIndirect -rules internal/tools/licences/rules.json \
+		-depsTemplate internal/tools/licences/list.tmpl -depsOut /dev/stdout
 
 fmt: ## format all Go files
 	gofmt -l -w .

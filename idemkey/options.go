@@ -214,7 +214,7 @@ type ProblemOptions struct {
 	// problem asks the client to retry with the same key. Default: 409.
 	UnknownFingerprintStatus int
 
-	TypeBase string // put before the code to name a problem's type; default: DocsURL and "#"
+	TypeBase string // put before the code to name a problem's type; default: DocsURL and "#", and without a DocsURL urn:idemkey:problem:
 	DocsURL  string // where the problems are described; default: none
 }
 

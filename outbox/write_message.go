@@ -97,10 +97,12 @@ type Message struct {
 	Payload     []byte
 	ContentType string // default: application/json
 
-	ID            string            // UUIDv7; default: a new one
-	CorrelationID string            // the saga instance; default: ID
-	CausationID   string            // the message that led to this one, if any
-	Headers       map[string]string // the caller's own; the names above, except the trace's, and CC and BCC are refused
+	ID            string // UUIDv7; default: a new one
+	CorrelationID string // the saga instance; default: ID
+	CausationID   string // the message that led to this one, if any
+
+	// Headers are the caller's own. Refused are CC, BCC and the names of this package's headers, but for those of the trace.
+	Headers map[string]string
 
 	// OrderingKey: messages with the same one are first delivered in the order in which their
 	// transactions committed. Their writers must serialise, as by locking the same row.

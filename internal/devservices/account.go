@@ -7,7 +7,6 @@ import (
 	"os"
 	"os/user"
 	"strconv"
-	"syscall"
 	"time"
 )
 
@@ -18,14 +17,6 @@ const accountTimeout = 5 * time.Second
 type account struct {
 	name     string
 	uid, gid int
-}
-
-// credential returns what a child needs to become a.
-func (a *account) credential() *syscall.Credential {
-	if a == nil {
-		return nil
-	}
-	return &syscall.Credential{Uid: uint32(a.uid), Gid: uint32(a.gid)}
 }
 
 // ownFile gives path to the account.

@@ -168,7 +168,7 @@ func (s *Services) Exports() string {
 // prepareRun returns a run that has started nothing yet. It removes the leftovers of dead runs, so that they
 // do not pile up where runs are killed.
 func prepareRun(opts *Options) (*run, error) {
-	r := &run{log: opts.Log, installs: opts.Installs, own: opts.Own, memory: opts.Own || opts.InMemory, pgEnv: opts.PostgresEnv, pgSettings: opts.PostgresSettings}
+	r := &run{noPrivate: !runsPrivateServers, log: opts.Log, installs: opts.Installs, own: opts.Own, memory: opts.Own || opts.InMemory, pgEnv: opts.PostgresEnv, pgSettings: opts.PostgresSettings}
 	if r.log == nil {
 		r.log = os.Stderr
 	}

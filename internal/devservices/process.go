@@ -39,7 +39,8 @@ type program struct {
 func (p program) buildCommand(ctx context.Context) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, p.path, p.args...)
 	cmd.Env, cmd.Dir, cmd.WaitDelay = p.env, p.dir, pipeTimeout
-	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: p.as.credential()}
+	cmd.SysProcAttr = &syscall.SysProcAttr{}
+	p.as.runAsAccount(cmd.SysProcAttr)
 	return cmd
 }
 
@@ -88,7 +89,7 @@ func (p program) startProgram(logFile string, death syscall.Signal) (*process, e
 	defer out.Close()
 	cmd := p.buildCommand(context.Background())
 	cmd.Stdout, cmd.Stderr = out, out
-	cmd.SysProcAttr.Setpgid = true
+	LeadGroup(cmd.SysProcAttr)
 	DieWithParent(cmd.SysProcAttr, death)
 
 	started := make(chan error, 1)
@@ -116,13 +117,13 @@ func (p *process) stopProcess(sig syscall.Signal) error {
 	if p.hasExited() {
 		return nil
 	}
-	_ = syscall.Kill(-p.pid, sig)
+	_ = SignalGroup(p.pid, sig)
 	select {
 	case <-p.done:
 		return nil
 	case <-time.After(stopTimeout):
 	}
-	_ = syscall.Kill(-p.pid, syscall.SIGKILL)
+	_ = SignalGroup(p.pid, syscall.SIGKILL)
 	select {
 	case <-p.done:
 		return nil

@@ -40,10 +40,7 @@ const (
 )
 
 // inMemory reports whether memory can hold servers' files.
-func inMemory() bool {
-	var there syscall.Statfs_t
-	return passable(memory) && syscall.Statfs(memory, &there) == nil && there.Bavail*uint64(there.Bsize) >= roomInMemory
-}
+func inMemory() bool { return passable(memory) && freeBytes(memory) >= roomInMemory }
 
 // passable reports whether every account may pass through dir and all directories above it.
 func passable(dir string) bool {
@@ -94,7 +91,7 @@ func lockDirectory(dir string) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+	if err := lockFileOf(f); err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
 	return f, nil
@@ -146,8 +143,7 @@ func isOurDirectory(dir string) bool {
 	if err != nil || !info.IsDir() {
 		return false
 	}
-	stat, ok := info.Sys().(*syscall.Stat_t)
-	return ok && int(stat.Uid) == os.Geteuid()
+	return isOwnedByUs(info)
 }
 
 func killRecorded(dir string) {
@@ -164,7 +160,7 @@ func killRecorded(dir string) {
 		if err != nil || len(mark) == 0 || !strings.Contains(commandLine(pid), string(mark)) {
 			continue
 		}
-		_ = syscall.Kill(-pid, syscall.SIGKILL) // servers lead their process group
+		_ = SignalGroup(pid, syscall.SIGKILL) // servers lead their process group
 	}
 }
 

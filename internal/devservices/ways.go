@@ -16,6 +16,12 @@ const stepsVariable = "SAGAMILL_SERVICES"
 // wayNames is every name that SAGAMILL_SERVICES may hold, in order.
 var wayNames = []string{"env", "found", "docker", "private", "npm", "apt", "inproc", "none"}
 
+// privateWays are the ways that start servers for the run.
+var privateWays = []string{"private", "npm", "apt"}
+
+// errNotHere refuses privateWays on a system without them.
+var errNotHere = serviceAbsent("this system runs no private servers: start Docker, or name a server by its variable")
+
 // errAbsent marks a way that this machine does not offer. The next way is tried without a message.
 var errAbsent = errors.New("absent")
 
@@ -53,6 +59,7 @@ type run struct {
 	installs   io.Writer // nil: log alone
 	own        bool      // private servers come before those that are found
 	memory     bool      // files of private servers are in memory, if there is room
+	noPrivate  bool      // this system runs no private servers
 	noInstall  bool      // the user forbids to install packages and to fetch servers
 	ways       []string  // those allowed
 	postgres   pgChoice
@@ -107,7 +114,10 @@ func ownOrder(w way) int {
 func (r *run) obtainService(ctx context.Context, service string, ways []way) (instance, error) {
 	var tried []string
 	for _, w := range r.allowedWays(ways) {
-		in, err := w.try(ctx)
+		in, err := instance{}, errNotHere
+		if !r.noPrivate || !slices.Contains(privateWays, w.name) {
+			in, err = w.try(ctx)
+		}
 		if err == nil {
 			r.printLine("%s: %s (%s)", service, in.what, w.name)
 			return in, nil

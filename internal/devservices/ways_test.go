@@ -79,6 +79,20 @@ func lines(log *bytes.Buffer) []string {
 
 // A cancelled Start must not go on to the next way, which would fail as well
 // and hide the reason.
+// A system without private servers tries no way that starts one.
+func TestObtainWithoutPrivateServers(t *testing.T) {
+	t.Parallel()
+	r := &run{log: &bytes.Buffer{}, noPrivate: true}
+	in, err := r.obtainService(t.Context(), "PostgreSQL", []way{works("private"), works("npm"), works("apt"), works("inproc")})
+	if err != nil || in.url != "url:inproc" {
+		t.Errorf("got %q, %v; want url:inproc", in.url, err)
+	}
+	_, err = r.obtainService(t.Context(), "PostgreSQL", []way{works("private"), works("npm")})
+	if err == nil || !strings.Contains(err.Error(), "private  this system runs no private servers") {
+		t.Errorf("error = %v, want one that names what is missing", err)
+	}
+}
+
 func TestObtainCancelled(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithCancel(t.Context())

@@ -92,10 +92,10 @@ func (p *Process) launch() error {
 }
 
 // Stop stops the process, with its connections open, until Continue.
-func (p *Process) Stop() { p.signal(syscall.SIGSTOP) }
+func (p *Process) Stop() { p.signal(suspend) }
 
 // Continue ends the effect of Stop.
-func (p *Process) Continue() { p.signal(syscall.SIGCONT) }
+func (p *Process) Continue() { p.signal(resume) }
 
 func (p *Process) signal(s os.Signal) {
 	if err := p.cmd.Process.Signal(s); err != nil && !errors.Is(err, os.ErrProcessDone) {

@@ -34,10 +34,11 @@ func TestModule(t *testing.T) {
 func TestRepositoryFiles(t *testing.T) {
 	t.Parallel()
 	for name, check := range map[string]func(string) []string{
-		"go.mod":                   checkModule,
-		"Makefile":                 checkMakefile,
-		".github/workflows/ci.yml": checkWorkflow,
-		".ci/run":                  checkRun,
+		"go.mod":                        checkModule,
+		"Makefile":                      checkMakefile,
+		".github/workflows/ci.yml":      checkWorkflow,
+		".github/workflows/release.yml": checkRelease,
+		".ci/run":                       checkRun,
 	} {
 		content, err := os.ReadFile(filepath.Join(root, name))
 		if err != nil {
@@ -294,7 +295,16 @@ func TestCheckWorkflow(t *testing.T) {
 			t.Errorf("%s: checkWorkflow = %q, want %d messages", tt.name, got, tt.want)
 		}
 	}
-	if got := checkRun("#!/bin/sh\nmake test\n"); len(got) != 4 {
-		t.Errorf("checkRun without make check, make fuzz and set -e = %q, want 4 messages", got)
+	if got := checkRun("#!/bin/sh\nmake test\n"); len(got) != 6 {
+		t.Errorf("checkRun of make test alone = %q, want 6 messages", got)
+	}
+	for workflow, want := range map[string]int{
+		"- run: .ci/run\n- run: .ci/release v1\n- run: gh release create v1\n": 0,
+		"- run: .ci/release v1\n- run: .ci/run\n":                              1,
+		"- run: .ci/release v1\n":                                              1,
+	} {
+		if got := checkRelease(workflow); len(got) != want {
+			t.Errorf("checkRelease(%q) = %q, want %d messages", workflow, got, want)
+		}
 	}
 }

@@ -22,10 +22,22 @@ func checkWorkflow(workflow string) []string {
 // checkRun returns the mistakes in .ci/run.
 func checkRun(script string) []string {
 	var wrong []string
-	for _, command := range []string{"set -euo pipefail", "make check", "make test", "make verify", "make fuzz"} {
+	for _, command := range []string{"set -euo pipefail", "make check", "make vuln", "make cross", "make test", "make verify", "make fuzz"} {
 		if !strings.Contains(script, "\n"+command+"\n") {
 			wrong = append(wrong, fmt.Sprintf(".ci/run: lacks %q", command))
 		}
 	}
 	return wrong
+}
+
+// checkRelease returns the mistakes in the workflow of a release. It must test as CI does, before it makes the files.
+func checkRelease(workflow string) []string {
+	var commands []string
+	for _, step := range runStep.FindAllStringSubmatch(workflow, -1) {
+		commands = append(commands, step[1])
+	}
+	if len(commands) >= 2 && commands[0] == ".ci/run" && strings.HasPrefix(commands[1], ".ci/release ") {
+		return nil
+	}
+	return []string{fmt.Sprintf("the workflow of a release must run .ci/run and then .ci/release; its steps are %q", commands)}
 }

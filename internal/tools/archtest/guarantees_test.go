@@ -32,11 +32,11 @@ func allTests(t *testing.T) map[string]bool {
 	return tests
 }
 
-// documents are README.md, CONTRIBUTING.md and all below docs, by name.
+// documents are README.md, CONTRIBUTING.md, SECURITY.md, those of the examples, and all below docs, by name.
 func documents(t *testing.T) map[string]string {
 	t.Helper()
 	docs := map[string]string{}
-	for _, pattern := range []string{"README.md", "CONTRIBUTING.md", "docs/*.md", "docs/decisions/*.md"} {
+	for _, pattern := range []string{"README.md", "CONTRIBUTING.md", "SECURITY.md", "examples/*/README.md", "docs/*.md", "docs/decisions/*.md"} {
 		names, err := filepath.Glob(filepath.Join(root, pattern))
 		if err != nil || len(names) == 0 {
 			t.Fatalf("%s: %d documents, %v", pattern, len(names), err)

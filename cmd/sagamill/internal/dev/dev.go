@@ -84,8 +84,9 @@ func runCommand(ctx context.Context, c *cli.Call, services *devservices.Services
 	}
 	cmd := exec.CommandContext(ctx, command[0], command[1:]...)
 	cmd.Stdout, cmd.Stderr, cmd.Env = c.Stdout, c.Stderr, env
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGTERM) }
+	cmd.SysProcAttr = &syscall.SysProcAttr{}
+	devservices.LeadGroup(cmd.SysProcAttr)
+	cmd.Cancel = func() error { return devservices.SignalGroup(cmd.Process.Pid, syscall.SIGTERM) }
 	cmd.WaitDelay = stopPatience
 	ignored := make(chan os.Signal, 1) // main's handler ends ctx; nothing else may end this process before its servers
 	signal.Notify(ignored, os.Interrupt, syscall.SIGTERM)
