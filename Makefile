@@ -207,7 +207,7 @@ vuln: ## known vulnerabilities in what is compiled; says so where the database o
 	esac
 
 # The systems for which packages, commands and examples compile. Helpers of tests and tools need signals of Unix.
-SYSTEMS = linux/amd64 linux/arm64 darwin/amd64 darwin/arm64 windows/amd64 windows/arm64
+SYSTEMS ?= linux/amd64 linux/arm64 darwin/amd64 darwin/arm64 windows/amd64 windows/arm64
 
 cross: ## compile packages, commands and examples for linux, darwin and windows, on amd64 and arm64; SYSTEMS=windows/amd64 for one
 	@set -e; packages=$$($(GO) list -f '{{if .GoFiles}}{{.ImportPath}}{{end}}' ./... | grep -vE '/internal/(testing|suites|tools)(/|$$)'); for system in $(SYSTEMS); do \
