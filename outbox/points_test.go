@@ -252,8 +252,10 @@ func (f *field) strike(action string) {
 		fault = f.at.point + "=delay"
 		armed = fmt.Sprintf("%s(%s):%d;outbox/before-renew=kill", fault, shortLease, f.at.hits)
 	}
-	f.child = startChild(f.T, childConfig{f.schema, f.prefix, pgtest.Name(), f.retention()}, armed)
-	f.comeThere(fault)
+	for there := false; !there; { // on a busy machine a relay renews its lease, and dies of lateKill, before it comes there
+		f.child = startChild(f.T, childConfig{f.schema, f.prefix, pgtest.Name(), f.retention()}, armed)
+		there = f.comeThere(fault, action == lateKill)
+	}
 	switch action {
 	case "kill", lateKill:
 		f.await("the relay dies", f.child.Dead)
@@ -293,11 +295,12 @@ func (f *field) license(changes int, action string) {
 	}
 }
 
-// comeThere writes until the fault has struck.
-func (f *field) comeThere(fault string) {
+// comeThere writes until the fault has struck. If the relay may die before, comeThere reports false for that.
+func (f *field) comeThere(fault string, mayDie bool) (there bool) {
 	f.Helper()
 	f.await(fault, func() bool {
-		if slices.Contains(f.child.strikes(), fault) {
+		dead := mayDie && f.child.Dead()
+		if there = slices.Contains(f.child.strikes(), fault); there || dead {
 			return true
 		}
 		switch missing := len(f.history.Missing("")); {
@@ -308,6 +311,7 @@ func (f *field) comeThere(fault string) {
 		}
 		return false
 	})
+	return there
 }
 
 // failed waits until the relay has got over an error by itself, or has ended all the
