@@ -157,3 +157,21 @@ func buildQuery(pairs ...any) (string, error) {
 	}
 	return "?" + values.Encode(), nil
 }
+
+// readFields sets each field to its value in the query, without the blanks around it.
+func readFields(fields map[string]*string, values url.Values) {
+	for name, field := range fields {
+		*field = strings.TrimSpace(values.Get(name))
+	}
+}
+
+// queryFields returns the query that readFields reads. It leaves out empty fields.
+func queryFields(fields map[string]*string) url.Values {
+	values := url.Values{}
+	for name, field := range fields {
+		if *field != "" {
+			values.Set(name, *field)
+		}
+	}
+	return values
+}

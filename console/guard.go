@@ -243,7 +243,7 @@ func relativeRoot(path string) string {
 
 const maxDepth = 16
 
-// A pageError is an error as a page shows it: what has happened, and what to do.
+// A pageError is an error that a page shows, with its cause and the remedy.
 type pageError struct {
 	Status int
 	What   string

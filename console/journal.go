@@ -41,9 +41,7 @@ func (s *journalSearch) fields() map[string]*string {
 
 func parseJournalSearch(values url.Values, now time.Time) (*journalSearch, error) {
 	s := &journalSearch{}
-	for name, field := range s.fields() {
-		*field = strings.TrimSpace(values.Get(name))
-	}
+	readFields(s.fields(), values)
 	s.filter = operator.ActivityFilter{By: s.By, Verb: s.Verb}
 	var err error
 	if s.filter.Since, err = parseMoment(s.Since, now); err != nil {
@@ -78,15 +76,7 @@ func parseMoment(text string, now time.Time) (time.Time, error) {
 	return now.Add(-age), nil
 }
 
-func (s *journalSearch) query() url.Values {
-	values := url.Values{}
-	for name, field := range s.fields() {
-		if *field != "" {
-			values.Set(name, *field)
-		}
-	}
-	return values
-}
+func (s *journalSearch) query() url.Values { return queryFields(s.fields()) }
 
 // A journalPoint is where a list goes on: behind an entry. Entries of one moment are in the order of their journals.
 type journalPoint struct {

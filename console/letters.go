@@ -64,9 +64,7 @@ func (s *letterSearch) fields() map[string]*string {
 
 func parseLetterSearch(values url.Values) (*letterSearch, error) {
 	s := &letterSearch{}
-	for name, field := range s.fields() {
-		*field = strings.TrimSpace(values.Get(name))
-	}
+	readFields(s.fields(), values)
 	f := operator.Filter{Scope: s.Scope, Key: s.Key, Topic: s.Topic, Step: s.Step, Reason: operator.Reason(s.Reason), Fingerprint: s.Fingerprint, Error: s.Error}
 	if s.Step == withoutStep {
 		f.Step, f.NoStep = "", true
@@ -122,15 +120,7 @@ func (s *letterSearch) narrows() bool {
 }
 
 // Query returns the search as a query, without empty fields.
-func (s *letterSearch) Query() url.Values {
-	values := url.Values{}
-	for name, field := range s.fields() {
-		if *field != "" {
-			values.Set(name, *field)
-		}
-	}
-	return values
-}
+func (s *letterSearch) Query() url.Values { return queryFields(s.fields()) }
 
 // with returns the query of the search with other values.
 func (s *letterSearch) with(pairs ...string) string {
@@ -191,8 +181,8 @@ func isWithoutTable(err error) bool {
 	return errors.As(err, &server) && server.Code == "42P01"
 }
 
-// readSides calls read for each side. A side that the schema does not have is left out. A side that cannot be read, for
-// example in time, is a problem of its own, unless none can be read.
+// readSides calls read for each side. It skips a side that the schema does not have. If read fails for some sides, for
+// example by a timeout, problems names them. If it fails for all of them, readSides returns an error.
 func (c *Console) readSides(ctx context.Context, sides []letterSide, read func(letterSide) error) (problems []string, err error) {
 	done := 0
 	for _, side := range sides {

@@ -62,9 +62,7 @@ func (s *messageSearch) fields() map[string]*string {
 
 func parseMessageSearch(values url.Values) (*messageSearch, error) {
 	s := &messageSearch{}
-	for name, field := range s.fields() {
-		*field = strings.TrimSpace(values.Get(name))
-	}
+	readFields(s.fields(), values)
 	if s.Place == "" {
 		s.Place = string(operator.PlaceStored)
 	}
@@ -86,15 +84,7 @@ func (s *messageSearch) Narrowed() bool {
 	return f != operator.MessageFilter{}
 }
 
-func (s *messageSearch) query() url.Values {
-	values := url.Values{}
-	for name, field := range s.fields() {
-		if *field != "" {
-			values.Set(name, *field)
-		}
-	}
-	return values
-}
+func (s *messageSearch) query() url.Values { return queryFields(s.fields()) }
 
 // A messagePoint is where a list of messages goes on: behind a message of a place.
 type messagePoint struct {

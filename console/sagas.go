@@ -53,9 +53,7 @@ func (s *sagaSearch) fields() map[string]*string {
 
 func parseSagaSearch(values url.Values) (*sagaSearch, error) {
 	s := &sagaSearch{}
-	for name, field := range s.fields() {
-		*field = strings.TrimSpace(values.Get(name))
-	}
+	readFields(s.fields(), values)
 	f := operator.InstanceFilter{Key: s.Key, Scope: s.Scope, ID: s.ID, Saga: s.Name, Step: s.Step}
 	var err error
 	if s.Version != "" {
@@ -107,15 +105,7 @@ func (s *sagaSearch) ended() bool { return s.State == "completed" || s.State == 
 func (s *sagaSearch) narrows() bool { return s.parsed != operator.InstanceFilter{} || s.In != "" }
 
 // Query returns the search as a query, without empty fields.
-func (s *sagaSearch) Query() url.Values {
-	values := url.Values{}
-	for name, field := range s.fields() {
-		if *field != "" {
-			values.Set(name, *field)
-		}
-	}
-	return values
-}
+func (s *sagaSearch) Query() url.Values { return queryFields(s.fields()) }
 
 // describe returns the conditions for people.
 func (s *sagaSearch) describe() string {
