@@ -59,7 +59,7 @@ services: bin/with ## find or start PostgreSQL, RabbitMQ, Redis and NATS, print 
 # model. A PKG or a RUN leaves out nothing.
 ifeq ($(PKG) $(RUN),./... .)
 LONG ?= /(internal/(suites|devservices|tools/with)|idemkeytest/matrixtest)(/|$$)
-SLOW ?= ^Test(PrivateBroker|FaultsOf|EveryFailpoint|SeparateProcesses|Explore|HostIsPackageSaga|Frameworks|Linearizable|EachSubset|AMigrationThatBreaks|DownKeeps|AMoveThatFails|WhatLocateReads|WhatIsPublishedCosts|AHeldSnapshotCauses|ATakeOverReadsFew|WhatIsNotDueCosts|ARelayGetsBy|SynchronousStandby|CompiledPlanCompiles|StoreWithoutRedis|ABusyTopicIsNot|ATopicStaysIsolated|AStuckRequestCosts|AWrongPasswordAt)
+SLOW ?= ^Test(PrivateBroker|FaultsOf|EveryFailpoint|SeparateProcesses|Explore|HostIsPackageSaga|Frameworks|Linearizable|EachSubset|AMigrationThatBreaks|DownKeeps|AMoveThatFails|WhatLocateReads|WhatIsPublishedCosts|AHeldSnapshotCauses|ATakeOverReadsFew|WhatIsNotDueCosts|ARelayGetsBy|SynchronousStandby|CompiledPlanCompiles|SnippetsCompile|StoreWithoutRedis|ABusyTopicIsNot|ATopicStaysIsolated|AStuckRequestCosts|AWrongPasswordAt)
 endif
 
 # Tests install nothing, because go test would hide it: bin/with installs what these packages need.

@@ -29,7 +29,7 @@ func checkReadme(readme, program string) []string {
 		return []string{quickstart + ": no main behind a line with " + strings.TrimSpace(shownFrom)}
 	}
 	var wrong []string
-	if !strings.Contains(readme, "```go"+shownFrom+compiled+"```\n") {
+	if !strings.Contains(readme, "```go from="+quickstart+shownFrom+compiled+"```\n") {
 		wrong = append(wrong, "README.md: does not show "+quickstart)
 	}
 	if lines := strings.Count(body, "\n") + 3; lines > mainLines {

@@ -29,10 +29,10 @@ func TestCheckReadme(t *testing.T) {
 	shown := strings.TrimPrefix(program, "package main\n\n")
 	long := strings.Replace(program, "\ta()\n", strings.Repeat("\ta()\n", 50), 1)
 	for name, tt := range map[string]struct{ readme, program, want string }{
-		"the same":    {"text\n```go\n" + shown + "```\n", program, ""},
-		"another":     {"```go\n" + strings.Replace(shown, "a()", "b()", 1) + "```\n", program, "does not show"},
+		"the same":    {"text\n```go from=" + quickstart + "\n" + shown + "```\n", program, ""},
+		"another":     {"```go from=" + quickstart + "\n" + strings.Replace(shown, "a()", "b()", 1) + "```\n", program, "does not show"},
 		"no main":     {"```go\n" + shown + "```\n", "package main\n", "no main"},
-		"a long tale": {"```go\n" + strings.TrimPrefix(long, "package main\n\n") + "```\n", long, "has 52 lines"},
+		"a long tale": {"```go from=" + quickstart + "\n" + strings.TrimPrefix(long, "package main\n\n") + "```\n", long, "has 52 lines"},
 	} {
 		got := strings.Join(checkReadme(tt.readme, tt.program), "\n")
 		if (tt.want == "") != (got == "") || !strings.Contains(got, tt.want) {
