@@ -6,18 +6,18 @@ import (
 	"testing"
 )
 
-// A person who finds a dead letter looks its reason up: docs/operations.md has each.
-func TestEveryReasonIsInTheOperationsGuide(t *testing.T) {
+// A person who finds a dead letter looks its reason up: docs/operating.md has each.
+func TestEveryReasonIsInTheOperatingGuide(t *testing.T) {
 	t.Parallel()
-	doc, err := os.ReadFile("../docs/operations.md")
+	doc, err := os.ReadFile("../docs/operating.md")
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, table, _ := strings.Cut(string(doc), "\nWhy a message is there, by its reason:\n")
-	table, _, _ = strings.Cut(table, "\nRedriving is safe")
+	_, table, _ := strings.Cut(string(doc), "\n### Why a message is a dead letter\n")
+	table, _, _ = strings.Cut(table, "\n### ")
 	for _, r := range Reasons() {
 		if !strings.Contains(table, "`"+string(r)+"`") {
-			t.Errorf("docs/operations.md: the table of reasons lacks %s", r)
+			t.Errorf("docs/operating.md: the table of reasons lacks %s", r)
 		}
 	}
 }

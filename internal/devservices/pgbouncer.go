@@ -30,7 +30,7 @@ const (
 
 	// A client that does not say its name goes by that of whoever had the connection before.
 	poolerName      = "sagamill-pooled"
-	poolerExecution = "exec" // how pgx talks where no statement may stay prepared: docs/operations.md, Poolers
+	poolerExecution = "exec" // how pgx talks where no statement may stay prepared: docs/deploy.md, Poolers
 )
 
 // poolerConfig is the configuration of a pgbouncer before every database of a server. It hands out the

@@ -1,5 +1,5 @@
 // Package browsertest opens the console in a real Chromium. It checks each page with a screen reader's rules, by keyboard
-// and on a narrow screen. It solves six incidents of docs/operations.md in the browser alone.
+// and on a narrow screen. It solves six incidents of docs/runbook.md in the browser alone.
 //
 //	chromium_test.go   a browser of the test's own: it opens, clicks, types, waits, and notes each error of a page
 //	town_test.go       services with real tables and messages, and a console in front of them

@@ -1,6 +1,6 @@
 // Package monitoring tests that docs/monitoring fits the code. Every metric in the dashboard and the alert
 // rules is exported, with these labels and values. Every exported metric is in one of the two. Each alert has
-// its place in the playbook of docs/operations.md, which says of each metric what it should be.
+// its section in docs/runbook.md, and docs/monitoring.md says of each metric what it should be.
 //
 // Each expression is PromQL, by a grammar no wider than that of promtool 2.42. The dashboard follows the
 // rules of Grafana's schema version 39. The test needs neither program.

@@ -79,22 +79,18 @@ func readAlerts(t *testing.T) []alert {
 	return all
 }
 
-// notOfAnchors is what is left out where a heading becomes an anchor.
-var notOfAnchors = regexp.MustCompile("[^a-z0-9 _-]")
-
-// anchors returns those of docs/operations.md.
-func anchors(t *testing.T) map[string]bool {
+// readRunbook returns the sections of docs/runbook.md below a heading of the third level, by heading.
+func readRunbook(t *testing.T) map[string]string {
 	t.Helper()
-	text, err := os.ReadFile(docs + "operations.md")
+	text, err := os.ReadFile(docs + "runbook.md")
 	if err != nil {
 		t.Fatal(err)
 	}
-	found := map[string]bool{}
-	for line := range strings.Lines(string(text)) {
-		if heading, is := strings.CutPrefix(strings.TrimLeft(line, "#"), " "); is && strings.HasPrefix(line, "#") {
-			heading = notOfAnchors.ReplaceAllString(strings.ToLower(strings.TrimSpace(heading)), "")
-			found[strings.ReplaceAll(heading, " ", "-")] = true
-		}
+	sections := map[string]string{}
+	for _, part := range strings.Split(string(text), "\n### ")[1:] {
+		heading, section, _ := strings.Cut(part, "\n")
+		section, _, _ = strings.Cut(section, "\n## ")
+		sections[heading] = strings.TrimSpace(section)
 	}
-	return found
+	return sections
 }

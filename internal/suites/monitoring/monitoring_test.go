@@ -99,10 +99,13 @@ func TestQuestionsAreChecked(t *testing.T) {
 	}
 }
 
-// Each alert says how bad it is, what has happened, and where the playbook goes on.
-func TestAlertsLeadToThePlaybook(t *testing.T) {
+// runbookLines limits a section of the runbook: a person at night reads it whole.
+const runbookLines = 25
+
+// Each alert says how bad it is and what has happened, and leads to its own section of the runbook.
+func TestAlertsLeadToTheRunbook(t *testing.T) {
 	t.Parallel()
-	places, seen := anchors(t), map[string]bool{}
+	sections, seen := readRunbook(t), map[string]bool{}
 	alerts := readAlerts(t)
 	for _, a := range alerts {
 		if seen[a.name] || !strings.HasPrefix(a.name, "Sagamill") {
@@ -115,12 +118,27 @@ func TestAlertsLeadToThePlaybook(t *testing.T) {
 		if s := a.labels["severity"]; s != "critical" && s != "warning" {
 			t.Errorf("%s has the severity %q", a.name, s)
 		}
-		anchor, found := strings.CutPrefix(a.annotations["runbook"], "docs/operations.md#")
-		if !found || !places[anchor] {
-			t.Errorf("%s: there is no %q", a.name, a.annotations["runbook"])
+		if want := "docs/runbook.md#" + strings.ToLower(a.name); a.annotations["runbook"] != want {
+			t.Errorf("%s: runbook is %q, want %q", a.name, a.annotations["runbook"], want)
+		}
+		if sections[a.name] == "" {
+			t.Errorf("docs/runbook.md has no section %s", a.name)
 		}
 	}
 	if len(alerts) < 20 {
 		t.Errorf("%d alerts", len(alerts))
+	}
+	for heading, section := range sections {
+		if strings.HasPrefix(heading, "Sagamill") && !seen[heading] {
+			t.Errorf("docs/runbook.md: there is no alert %s", heading)
+		}
+		if lines := strings.Count(section, "\n") + 1; lines >= runbookLines {
+			t.Errorf("docs/runbook.md: %s has %d lines, want fewer than %d", heading, lines, runbookLines)
+		}
+		for _, part := range []string{"- *Symptom:*", "- *Check", "- *Action"} {
+			if !strings.Contains(section, part) && heading != "Find a damaged record" {
+				t.Errorf("docs/runbook.md: %s lacks %q", heading, part)
+			}
+		}
 	}
 }

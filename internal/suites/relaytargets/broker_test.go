@@ -28,7 +28,7 @@ const redeliverAfter = 2 * time.Second
 // natsWait is how long a publisher waits for the server's answer.
 const natsWait = time.Second
 
-// A broker is a target of a relay, set up as docs/operations.md says, with
+// A broker is a target of a relay, set up as docs/other-brokers.md says, with
 // names of the test's own.
 type broker interface {
 	topic(name string) string

@@ -2,7 +2,7 @@
 //
 // DATABASE_URL may lead through a pooler in transaction mode, as it does in `make test-pooler`. Then
 // DATABASE_DIRECT_URL leads past it. Migrations, and other work that needs a session of the server, use the
-// latter, as docs/operations.md tells users to do.
+// latter, as docs/deploy.md tells users to do.
 package pgtest
 
 import (

@@ -24,24 +24,29 @@ var statedDefaults = []statedDefault{
 	{"docs/tutorial.md", "For five seconds its relays stand by", "outbox/relay.go", "o.Lease = cmp.Or(o.Lease, 5*time.Second)"},
 	{"docs/upgrading.md", "as long as `Limits.TTL`, 24 h by default", "idemkey/options.go", "DefaultTTL               = 24 * time.Hour"},
 	{"docs/scaling.md", "the default retention of 30 days", "consumer/retention.go", "DefaultRetention     = 30 * 24 * time.Hour"},
-	{"docs/operations.md", "`Options.Patience`, 24 h by default", "saga/orchestrator.go", "o.Patience = cmp.Or(o.Patience, 24*time.Hour)"},
-	{"docs/operations.md", "500 a second by default (`-rate`)", "cmd/sagamill/internal/cli/consent.go", "defaultRate = 500"},
-	{"docs/operations.md", "500 messages a second by default (`-rate`)", "cmd/sagamill/internal/cli/consent.go", "defaultRate = 500"},
-	{"docs/operations.md", "in a second, 500 by default", "cmd/sagamill/internal/cli/consent.go", "defaultRate = 500"},
-	{"docs/operations.md", "`RelayOptions.Retention`, an hour by default", "outbox/relay.go", "o.Retention = cmp.Or(o.Retention, time.Hour)"},
-	{"docs/operations.md", "its attempts were used up, 20 by default", "outbox/relay.go", "o.MaxAttempts = cmp.Or(o.MaxAttempts, 20)"},
-	{"docs/operations.md", "by default within 250 ms (`TimerPoll`)", "saga/orchestrator.go", "o.TimerPoll = cmp.Or(o.TimerPoll, 250*time.Millisecond)"},
-	{"docs/operations.md", "renews its lease (5 s by default)", "outbox/relay.go", "o.Lease = cmp.Or(o.Lease, 5*time.Second)"},
+	{"docs/runbook.md", "`Options.Patience`, 24 h by default", "saga/orchestrator.go", "o.Patience = cmp.Or(o.Patience, 24*time.Hour)"},
+	{"docs/runbook.md", "`RelayOptions.Retention`, an hour by default", "outbox/relay.go", "o.Retention = cmp.Or(o.Retention, time.Hour)"},
+	{"docs/operating.md", "send out 500 a second by default (`-rate`)", "cmd/sagamill/internal/cli/consent.go", "defaultRate = 500"},
+	{"docs/operating.md", "500 messages a second by default (`-rate`)", "cmd/sagamill/internal/cli/consent.go", "defaultRate = 500"},
+	{"docs/operating.md", "in a second, 500 by default", "cmd/sagamill/internal/cli/consent.go", "defaultRate = 500"},
+	{"docs/operating.md", "`RelayOptions.Retention`, an hour by default", "outbox/relay.go", "o.Retention = cmp.Or(o.Retention, time.Hour)"},
+	{"docs/operating.md", "its attempts were used up, 20 by default", "outbox/relay.go", "o.MaxAttempts = cmp.Or(o.MaxAttempts, 20)"},
+	{"docs/operating.md", "by default within 250 ms (`TimerPoll`)", "saga/orchestrator.go", "o.TimerPoll = cmp.Or(o.TimerPoll, 250*time.Millisecond)"},
+	{"docs/operating.md", "Records expire after their TTL, 24 h by default", "idemkey/options.go", "DefaultTTL               = 24 * time.Hour"},
+	{"docs/operating.md", "more than `Retention` (30 days) ago", "consumer/retention.go", "DefaultRetention     = 30 * 24 * time.Hour"},
+	{"docs/deploy.md", "renews its lease (5 s by default)", "outbox/relay.go", "o.Lease = cmp.Or(o.Lease, 5*time.Second)"},
+	{"docs/deploy.md", "Handlers may take `DrainTimeout` (30 s)", "consumer/options.go", "o.DrainTimeout = cmp.Or(o.DrainTimeout, 30*time.Second)"},
+	{"docs/deploy.md", "requests 30 s more", "run.go", "shutdownTimeout   = 30 * time.Second"},
+	{"docs/deploy.md", "the relay 10 s", "outbox/relay.go", "o.DrainTimeout = cmp.Or(o.DrainTimeout, 10*time.Second)"},
+	{"docs/disaster-recovery.md", "`RelayOptions.Retention` now.** It is an hour by default", "outbox/relay.go", "o.Retention = cmp.Or(o.Retention, time.Hour)"},
+	{"docs/disaster-recovery.md", "2 × `Step.Timeout` + 20 s, which is 80 s by default", "consumer/step.go", "s.Timeout = cmp.Or(s.Timeout, 30*time.Second)"},
+	{"docs/rabbitmq.md", "`\"processes\"`, 4 by default", "rabbitmq/topology.go", "defaultProcesses      = 4"},
 	{"docs/operations.md", "share a transaction, 64 by default", "consumer/options.go", "o.BatchSize = cmp.Or(o.BatchSize, 64)"},
 	{"docs/operations.md", "`Options.BatchBytes`, 64 MiB by default", "consumer/execute_batch.go", "defaultBatchBytes = 8 * outbox.MaxPayload"},
-	{"docs/operations.md", "2 × `Step.Timeout` + 20 s, which is 80 s by default", "consumer/step.go", "s.Timeout = cmp.Or(s.Timeout, 30*time.Second)"},
-	{"docs/operations.md", "records expire after their TTL, 24 h by default", "idemkey/options.go", "DefaultTTL               = 24 * time.Hour"},
-	{"docs/operations.md", "more than `Retention` (30 days) ago", "consumer/retention.go", "DefaultRetention     = 30 * 24 * time.Hour"},
-	{"docs/operations.md", "`\"processes\"`, 4 by default", "rabbitmq/topology.go", "defaultProcesses      = 4"},
 }
 
 // foreignDefaults are defaults of other programs, and results of calculations.
-var foreignDefaults = []string{"8 GB by default", "`net_ticktime` is 60 s by default", "1 MB by default: refused after three tries"}
+var foreignDefaults = []string{"8 GB by default", "*`net_ticktime`* is 60 s by default", "1 MB by default: refused after three tries"}
 
 // byDefault matches a number, or "a day" and the like, with its "by default".
 var byDefault = regexp.MustCompile(`(?:\d[\d.,]*|an?|five)(?: [A-Za-z]+){0,3},? by default`)
