@@ -19,6 +19,7 @@ const (
 
 var (
 	guaranteeHeading = regexp.MustCompile(`^## G(\d+) `)
+	guaranteeSummary = regexp.MustCompile(`^\*\*.+\.\*\*$`)
 	claimRow         = regexp.MustCompile(`^\| (G\d+)\.(\d+) \| (.+) \| (.+) \|$`)
 	quoted           = regexp.MustCompile("`([^`]+)`")
 	qualifiedTest    = regexp.MustCompile(`^((?:[a-z0-9-]+/)*[a-z0-9-]+)\.((?:Test|Fuzz)[A-Z]\w*)$`)
@@ -31,13 +32,13 @@ type claim struct {
 	tests []string
 }
 
-// claimsOf returns the claims in docs/guarantees.md, and the mistakes in it. The section of a guarantee must
-// hold only its table. Each row must be one sentence and name existing tests, by package.
+// claimsOf returns the claims in docs/guarantees.md, and the mistakes in it. The section of a guarantee begins with a bold
+// line for users, and otherwise holds only its table. Each row must be one sentence and name existing tests, by package.
 func claimsOf(doc string, tests map[string]bool) (claims []claim, wrong []string) {
 	complain := func(format string, args ...any) {
 		wrong = append(wrong, "docs/guarantees.md: "+fmt.Sprintf(format, args...))
 	}
-	section, row := 0, 0
+	section, row, summaries := 0, 0, 0
 	for line := range strings.SplitSeq(doc, "\n") {
 		if heading := guaranteeHeading.FindStringSubmatch(line); heading != nil {
 			section, row = section+1, 0
@@ -52,6 +53,9 @@ func claimsOf(doc string, tests map[string]bool) (claims []claim, wrong []string
 		parts := claimRow.FindStringSubmatch(line)
 		switch {
 		case section == 0 || row < 0 || line == "" || line == "| | claim | tests |" || line == "|---|---|---|":
+			continue
+		case row == 0 && guaranteeSummary.MatchString(line):
+			summaries++
 			continue
 		case parts == nil:
 			complain("a sentence outside of the table of G%d names no test: %q", section, line)
@@ -75,6 +79,9 @@ func claimsOf(doc string, tests map[string]bool) (claims []claim, wrong []string
 	}
 	if section != guarantees {
 		complain("%d guarantees, want %d", section, guarantees)
+	}
+	if summaries != section {
+		complain("%d bold lines for users, want one in each of %d sections", summaries, section)
 	}
 	return claims, append(append(wrong, checkClaimedTests(doc)...), checkTestNames("docs/guarantees.md", doc, tests)...)
 }

@@ -156,7 +156,7 @@ func guaranteesDoc() string {
 	var b strings.Builder
 	b.WriteString("# Guarantees\n\nHow to read this. It has sentences.\n\n")
 	for g := 1; g <= guarantees; g++ {
-		fmt.Fprintf(&b, "## G%d Name\n\n| | claim | tests |\n|---|---|---|\n", g)
+		fmt.Fprintf(&b, "## G%d Name\n\n**You get this.**\n\n| | claim | tests |\n|---|---|---|\n", g)
 		fmt.Fprintf(&b, "| G%d.1 | One thing is so. | `a/b.TestA` |\n| G%d.2 | Another is `so`. | `a/b.TestA` `c.FuzzB` |\n\n", g, g)
 	}
 	b.WriteString("## What is not promised\n\n- Anything else. See `c.FuzzB`.\n")
@@ -176,6 +176,7 @@ func TestClaimsOf(t *testing.T) {
 		"without package":  {"| G3.1 | One thing is so. | `a/b.TestA` |", "| G3.1 | One thing is so. | `TestA` |", "TestA, which is no test"},
 		"two sentences":    {"| G3.1 | One thing is so.", "| G3.1 | One thing is so. And this.", "not one sentence"},
 		"no sentence":      {"| G3.1 | One thing is so.", "| G3.1 | One thing", "not one sentence"},
+		"not for users":    {"## G3 Name\n\n**You get this.**\n", "## G3 Name\n", "9 bold lines"},
 		"a sentence apart": {"## G3 Name\n", "## G3 Name\n\nBy the way, this is so, too.\n", "names no test"},
 		"gone in the rest": {"See `c.FuzzB`", "See `c.FuzzC`", "c.FuzzC does not exist"},
 	} {
