@@ -31,7 +31,7 @@ export GOFLAGS := $(GOFLAGS) -buildvcs=false
 export STATICCHECK_CACHE ?= $(shell $(GO) env GOCACHE)/staticcheck
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-trip serve serve-trip chaos services test verify long-packages slow-tests test-console console-tests test-postgres test-pooler tests fuzz mutants mutate model check api apidiff statements vuln cross licences fmt bench-idemkey bench-relay bench-consumer bench-saga bench-quiet bench-scale FORCE
+.PHONY: help demo demo-trip serve serve-trip chaos services test verify long-packages slow-tests test-console console-tests test-postgres test-pooler tests fuzz mutants mutate model check reference api apidiff statements vuln cross licences fmt bench-idemkey bench-relay bench-consumer bench-saga bench-quiet bench-scale FORCE
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -184,7 +184,7 @@ check: ## everything that is checked without running the tests
 	$(GO) tool -modfile=tools.mod staticcheck ./...
 	cd chaos && $(GO) tool -modfile=../tools.mod staticcheck ./...
 	$(GO) test -count=1 ./internal/tools/archtest
-	$(GO) test -count=1 -ldflags=-s -run='^TestCommandsOfDocuments$$' ./cmd/sagamill
+	$(GO) test -count=1 -ldflags=-s -run='^Test(CommandsOfDocuments|CommandPage)$$' ./cmd/sagamill
 	@$(MAKE) --no-print-directory licences >/dev/null
 	@$(MAKE) --no-print-directory apidiff
 
@@ -193,6 +193,10 @@ apidiff: ## compare the public API with api/next.txt, and with the newest releas
 
 api: ## list the public API anew, in api/next.txt
 	@$(GO) run ./internal/tools/apilist -w
+
+# make check compares both pages.
+reference: ## write docs/configuration.md and docs/cli.md anew, from the options and the commands
+	RECORD_REFERENCE=1 $(GO) test -count=1 -ldflags=-s -run='^Test(ConfigurationPage|CommandPage)$$' ./internal/tools/archtest ./cmd/sagamill
 
 # Run it with each migration, and with each change of a statement.
 statements: ## record the SQL statements of all packages, which later migrations are tested with

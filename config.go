@@ -28,22 +28,22 @@ import (
 // A Config describes a service. Name and a database are required.
 type Config struct {
 	// Name is a part of the names of the service's queues: [a-z][a-z0-9-]{0,30}. All processes of a service have
-	// one name. A service that changes its name gets new, empty queues.
+	// one name. A service that changes its name gets new, empty queues. Required.
 	Name string
 	// Prefix begins the names of all exchanges and queues, such as "shop.". Services that exchange messages have
 	// the same one. Default: none.
 	Prefix string
 	Schema string // PostgreSQL schema of the service's tables; default: Name, with _ for -
 
-	DatabaseURL string        // URL or connection string of PostgreSQL; the Service opens a pool and closes it
-	Database    *pgxpool.Pool // in its place: a pool that stays open
+	DatabaseURL string        // URL or connection string of PostgreSQL; the Service opens a pool and closes it; required without Database
+	Database    *pgxpool.Pool // in place of DatabaseURL: a pool that stays open; default: none
 
-	BrokerURL  string             // of RabbitMQ, or several of one cluster, separated by commas
-	Publisher  message.Publisher  // in its place, together with Subscriber: any broker of watermill, not closed by the Service
-	Subscriber message.Subscriber // default of all three: a broker inside of this process (package inproc)
+	BrokerURL  string             // URL of RabbitMQ, or several of one cluster, separated by commas; default: a broker inside of this process (package inproc)
+	Publisher  message.Publisher  // in place of BrokerURL, with Subscriber: any publisher of watermill; the Service does not close it; default: none
+	Subscriber message.Subscriber // in place of BrokerURL, with Publisher: any subscriber of watermill; default: none
 
-	Steps []consumer.Step // what the service does for sagas
-	Sagas []saga.Plan     // definitions of sagas that the service orchestrates
+	Steps []consumer.Step // what the service does for sagas; default: none
+	Sagas []saga.Plan     // definitions of sagas that the service orchestrates; default: none
 
 	// Codecs, such as protobuf.Codec, read bodies that are not JSON. They are for Steps that set no Codecs themselves.
 	// Default: none.
@@ -71,17 +71,18 @@ type Config struct {
 	// Telemetry says where metrics and traces go. Default: metrics to /metrics of [Service.Handler], traces to
 	// OpenTelemetry's global provider.
 	Telemetry *telemetry.Options
-	Logger    *slog.Logger // default: slog.Default()
+	Logger    *slog.Logger // gets what all parts log; default: slog.Default()
 
 	// The options of the parts. The Service sets Schema, Wake, Tracer, Observer and Logger.
-	Consumer     consumer.Options
-	Orchestrator saga.Options // its Consumer is for replies
-	Relay        outbox.RelayOptions
-	Idempotency  idemkey.Options
-	Keys         idempg.Options
-	Queues       rabbitmq.ConfigOptions // its Prefix is Config.Prefix
-	Publishing   rabbitmq.PublisherOptions
-	Subscription rabbitmq.SubscriberOptions
+
+	Consumer     consumer.Options           // options of the consumer that runs Steps
+	Orchestrator saga.Options               // options of the orchestrator of Sagas; its Consumer is for replies
+	Relay        outbox.RelayOptions        // options of the relay that publishes the outbox
+	Idempotency  idemkey.Options            // options of the middleware behind Idempotent
+	Keys         idempg.Options             // options of the store of idempotency keys
+	Queues       rabbitmq.ConfigOptions     // options of RabbitMQ's queues; its Prefix is Config.Prefix
+	Publishing   rabbitmq.PublisherOptions  // options of the publisher to RabbitMQ
+	Subscription rabbitmq.SubscriberOptions // options of the subscriptions to RabbitMQ
 }
 
 var serviceName = regexp.MustCompile(`^[a-z][a-z0-9-]{0,30}$`)

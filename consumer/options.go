@@ -54,7 +54,7 @@ type Options struct {
 	Observer Observer // sees the outcome of each message, such as the one of package telemetry; default: none
 
 	Wake   func()       // called after a commit that put messages into the outbox, such as Relay.Wake; default: none
-	Logger *slog.Logger // default: slog.Default()
+	Logger *slog.Logger // gets failures of messages and of the consumer; default: slog.Default()
 }
 
 // An Identity returns the scope, the key and the n of a message that has no [outbox.HeaderKey]. With the name of its

@@ -46,9 +46,9 @@ const (
 type SweeperOptions struct {
 	Schema    string        // Postgres schema of the inbox; default: sagamill
 	Retention time.Duration // how long a row is kept after it was moved last; default: 30 days, at least MinRetention
-	Interval  time.Duration // between two passes, on average; each is between half and one and a half of it; default: 15 min
+	Interval  time.Duration // pause between two passes, on average; each is between half and one and a half of it; default: 15 min
 
-	Observer SweepObserver // default: none
+	Observer SweepObserver // sees each pass, failed ones included; default: none
 	Logger   *slog.Logger  // hears of passes that failed; default: slog.Default()
 }
 

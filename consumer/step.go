@@ -34,9 +34,9 @@ const MaxTimeout = 24 * time.Hour
 // A Step is one participant's part in a saga. Within one [Consumer] a message
 // type on a topic belongs to one step.
 type Step struct {
-	Name         string // [a-z0-9][a-z0-9-]{0,62}; with scope and key the identity of its effect: never rename it
-	Action       Input  // the message that sets the step off
-	Compensation Input  // the message that undoes it, under the key of the action; the zero Input: it cannot be undone
+	Name         string // [a-z0-9][a-z0-9-]{0,62}; with scope and key the identity of its effect: never rename it; required
+	Action       Input  // the message that sets the step off; required
+	Compensation Input  // the message that undoes it, under the key of the action; default: it cannot be undone
 
 	MaxAttempts int           // entries into the handler or the call, for action and compensation each, crashes included; default: 10
 	RetryBase   time.Duration // ceiling of the wait after the first failure; default: 1 s
@@ -65,7 +65,7 @@ type Step struct {
 	// Single keeps the handler's transaction to itself. Set it if the handler does something outside its transaction,
 	// or is slow. Otherwise up to [Options].BatchSize messages share a transaction, and if that fails because of
 	// another message, the handler is entered again. Such entries count as attempts. A step with an [Effect] is
-	// always Single.
+	// always Single. Default: false.
 	Single bool
 
 	// Unhandled, if set, is called when a message of the step ends without success of its handler: a compensation
@@ -79,11 +79,11 @@ type Step struct {
 	//
 	// A message that belongs to the step by topic and type needs no more than a readable scope and key for the call.
 	// Unhandled is not called for a duplicate, nor for a message that an operator buries. It is called for an action
-	// that its compensation has overtaken or cancelled only if that action is a dead letter.
+	// that its compensation has overtaken or cancelled only if that action is a dead letter. Default: none.
 	Unhandled func(u Unhandled, emit Emit)
 
 	// Prepare, if set, reads for a whole batch what its handlers need of the database. Steps that are given the same
-	// Preparer are prepared together.
+	// Preparer are prepared together. Default: none.
 	Prepare *Preparer
 
 	// Emits lists what the handlers emit, besides replies to a saga. It is for descriptions of the service: see package
@@ -92,7 +92,7 @@ type Step struct {
 
 	// Ordered makes a message wait behind an earlier one of the same key that this step has parked. A dead letter
 	// holds no message up. It needs a subscriber that delivers the messages of a key one after the other. Package
-	// rabbitmq does that with the option Key and, over several instances, a single active consumer.
+	// rabbitmq does that with the option Key and, over several instances, a single active consumer. Default: false.
 	Ordered bool
 
 	declared *declaration // of Emits; nil: there is none

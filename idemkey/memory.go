@@ -17,7 +17,7 @@ const DefaultMaxEntries = 100_000
 
 // MemoryOptions configure a [Memory].
 type MemoryOptions struct {
-	MaxEntries int // beyond it, expired records go and new keys are refused; default: 100,000
+	MaxEntries int // most records; beyond it, expired ones go and new keys are refused; default: 100,000
 
 	// MaxPerScope is the same for the records of one namespace and scope, so that one caller
 	// cannot fill the store for all. Default: MaxEntries.

@@ -47,7 +47,7 @@ type Options struct {
 	// Default: a key that is reused on another route is a mismatch.
 	ScopeByRoute bool
 
-	Methods []string                 // that are covered; default: POST, PATCH
+	Methods []string                 // methods that are covered; default: POST, PATCH
 	Skip    func(*http.Request) bool // requests that are not covered; default: none
 
 	Key         KeyOptions         // how a key is sent, and how an expired one is answered
@@ -77,7 +77,7 @@ type Options struct {
 	CancelOnDisconnect bool
 
 	Observer Observer     // gets the Event of every covered request; default: none
-	Logger   *slog.Logger // default: slog.Default()
+	Logger   *slog.Logger // gets an entry for each covered request; default: slog.Default()
 	LogKeys  bool         // log keys and scopes as they are; default: a hash
 
 	current *fingerprinter   // of Fingerprint
@@ -89,13 +89,13 @@ type Options struct {
 // KeyOptions say how a key is sent.
 type KeyOptions struct {
 	Optional      bool               // a request without a key runs, unremembered, and its body is not read ahead; default: 400
-	Header        string             // default: Idempotency-Key
+	Header        string             // name of the header with the key; default: Idempotency-Key
 	Aliases       []string           // other names of Header; values that disagree are a 400; default: none
 	StrictSyntax  bool               // refuse keys without quotes; default: false
-	MinLen        int                // characters; default: 1
-	MaxLen        int                // characters, at most 255; default: 255
-	Validate      func(string) error // such as UUIDKeys; default: none
-	Namespace     string             // of the records; default: http
+	MinLen        int                // shortest key, in characters; default: 1
+	MaxLen        int                // longest key, in characters, at most 255; default: 255
+	Validate      func(string) error // refuses keys, such as UUIDKeys; default: none
+	Namespace     string             // namespace of the records in the store; default: http
 	RejectExpired bool               // an expired key is a 410 until it is swept; default: it is new again
 }
 
@@ -122,7 +122,7 @@ type KeyOptions struct {
 // settings made it, and a retry is compared by those. So settings that change stay in Versions for
 // a TTL: without them a retry is answered with [CodeFingerprintUnknown].
 type FingerprintOptions struct {
-	Secret         []byte   // keys the digest, so that a dump does not reveal small bodies; 32 random bytes serve; default: none
+	Secret         []byte   // key of the digest, so that a dump does not reveal small bodies; 32 random bytes serve; default: none
 	ExcludeFields  []string // paths of JSON members to ignore; default: none
 	IncludeFields  []string // paths of the only JSON members that count; default: all
 	IncludeHeaders []string // request headers that belong to the request's meaning; default: none
@@ -144,10 +144,10 @@ type FingerprintOptions struct {
 // Limits are times, sizes in bytes, and numbers.
 type Limits struct {
 	TTL             time.Duration // a record's life, at least Lease and ExecTimeout; default: 24 h
-	Lease           time.Duration // longer than ExecTimeout, unless the store keeps live owners; idempg uses Options.Grace; default: 30 s
+	Lease           time.Duration // life of a claim; longer than ExecTimeout, unless the store keeps live owners; idempg uses Options.Grace; default: 30 s
 	ExecTimeout     time.Duration // the handler's context ends then, and a later response is discarded; default: 25 s
-	StoreTimeout    time.Duration // for the claim, waits for a connection included; default: 5 s
-	CompleteTimeout time.Duration // for the outcome; default: 5 s
+	StoreTimeout    time.Duration // limit for the claim in the store, waits for a connection included; default: 5 s
+	CompleteTimeout time.Duration // limit for storing the outcome; default: 5 s
 
 	// Wait lets a request wait for another one with the same key that is in
 	// flight, holding no connection, at most [MaxWait], and then replays it.
@@ -161,7 +161,7 @@ type Limits struct {
 	// answered with 503, unless its record decides it. Default: no limit.
 	MaxInFlightPerScope int
 
-	MaxRequestBody int64 // over it, a request with a key is a 413; default: 1 MiB
+	MaxRequestBody int64 // largest body of a request with a key; a larger one is a 413; default: 1 MiB
 
 	// MaxResponseBody limits a kept body. Over it, and over [MaxStoredNames],
 	// [MaxStoredValues] and [MaxStoredHeader], the client gets the response once, and a retry
@@ -176,8 +176,8 @@ type Limits struct {
 
 // ResponseOptions select the parts of a response that are kept, and how it is replayed.
 type ResponseOptions struct {
-	KeepHeaders       []string // to keep besides the usual ones, none of key or replay; default: none
-	ReplayHeader      string   // "true" on replays; default: Idempotent-Replayed
+	KeepHeaders       []string // response headers to keep besides the usual ones, none of key or replay; default: none
+	ReplayHeader      string   // header that is "true" on replays; default: Idempotent-Replayed
 	EmitReplayedFalse bool     // send "false" in ReplayHeader with first responses; default: nothing
 
 	NoStoreBody bool                               // never store a body: a retry gets 410, as for one over the limit; default: false
@@ -205,16 +205,16 @@ type ResponseOptions struct {
 
 // ProblemOptions say how the middleware answers where it refuses, and how it answers errors.
 type ProblemOptions struct {
-	MapError       func(error) *Problem // of a handler's returned error or a CommitError; nil result: the default; default: 500
-	Writer         ProblemWriter        // default: WriteProblem
-	InFlightStatus int                  // 409, 423 or 429; default: 409
-	MismatchStatus int                  // 422, 409 or 400; default: 422
+	MapError       func(error) *Problem // makes the problem of a handler's returned error or of a CommitError; nil result: the default; default: 500
+	Writer         ProblemWriter        // writes a problem as the response; default: WriteProblem
+	InFlightStatus int                  // status for a key whose request still runs: 409, 423 or 429; default: 409
+	MismatchStatus int                  // status for a key that was used for another request: 422, 409 or 400; default: 422
 
 	// UnknownFingerprintStatus is that of [CodeFingerprintUnknown]: 409, 422 or 503. With 503 the
 	// problem asks the client to retry with the same key. Default: 409.
 	UnknownFingerprintStatus int
 
-	TypeBase string // put before the code to name a problem's type; default: DocsURL and "#", and without a DocsURL urn:idemkey:problem:
+	TypeBase string // what stands before the code in a problem's type; default: DocsURL and "#", and without a DocsURL urn:idemkey:problem:
 	DocsURL  string // where the problems are described; default: none
 }
 

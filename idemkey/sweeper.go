@@ -25,11 +25,11 @@ const sweepRetry = time.Second
 
 // SweeperOptions configure a [Sweeper]. The zero value works.
 type SweeperOptions struct {
-	Interval time.Duration // between two passes, on average; each is between half and one and a half of it; default: 5 min
+	Interval time.Duration // pause between two passes, on average; each is between half and one and a half of it; default: 5 min
 	Batch    int           // records that one call of Store.Sweep removes; default: 1000
-	Budget   time.Duration // after it a pass begins no further batch; also the limit of one batch; default: 30 s
+	Budget   time.Duration // time after which a pass begins no further batch; also the limit of one batch; default: 30 s
 
-	Observer SweepObserver // default: none
+	Observer SweepObserver // sees each batch that removed anything; default: none
 	Logger   *slog.Logger  // gets the batches that failed; default: slog.Default()
 }
 

@@ -15,9 +15,10 @@ const MaxList = 1000
 type Options struct {
 	Schema string // PostgreSQL schema of the tables; default: sagamill
 
-	// By is the person and Why the reason, for the journal. Defaults: the login role of the session, and no
-	// reason. A decision about an instance and an edit need a name: from here, or said with them.
-	By, Why string
+	// By is the person, for the journal. A decision about an instance and an edit need a name: from here, or said
+	// with them. Default: the login role of the session.
+	By  string
+	Why string // reason, for the journal; default: none
 
 	// ReadTimeout limits each statement of the lists, counts and groups of Instances and DeadLetters, and each page that
 	// Instances.PreviewAll and Instances.DecideAll read, on the server: it cancels a longer one, with the code 57014.

@@ -56,7 +56,7 @@ type RelayOptions struct {
 
 	// NoListen makes the relay poll for commits of other processes. By default it listens for
 	// their notifications on a connection that it takes from the pool. Set it behind a
-	// transaction-mode pooler, where listening does not work.
+	// transaction-mode pooler, where listening does not work. Default: false.
 	NoListen bool
 
 	RotateBytes int64         // size at which the log goes on in another table; default: 64 MiB
@@ -71,7 +71,7 @@ type RelayOptions struct {
 	// Default: none.
 	Observer PublishObserver
 
-	Logger *slog.Logger // default: slog.Default()
+	Logger *slog.Logger // gets failures, and when the relay becomes active; default: slog.Default()
 }
 
 // NoRetention is the [RelayOptions].Retention of a relay whose published messages nobody will replay.

@@ -49,7 +49,7 @@ type SubscriberOptions struct {
 	// the renewal the AMQP client receives the messages that the broker has sent already, and
 	// drops them. With a Key the renewal waits until nothing is in hand. When the messages are
 	// small again, after some hundreds of them, the subscription is renewed with a larger
-	// Prefetch.
+	// Prefetch. Default: 64 MiB.
 	PrefetchBytes int
 	// Key names what a message is about, so that messages with the same key are
 	// handed over one at a time and in order: see [Subscriber.Subscribe]. It is

@@ -19,16 +19,16 @@ var ErrInvalid = machine.ErrInvalid
 // A Step is a part of a saga whose state is an S: an action, which is set by Do, or several steps, which are set by
 // All or Seq.
 type Step[S any] struct {
-	Name string // [a-z0-9][a-z0-9-]{0,62}, once in a definition
+	Name string // [a-z0-9][a-z0-9-]{0,62}, once in a definition; required
 
-	Do   Action[S] // the action: [Remote], [Local] or [Nested]
+	Do   Action[S] // the action: [Remote], [Local] or [Nested]; required without All or Seq
 	Undo Action[S] // the compensation, of the same kind; default: none. A nested saga undoes itself.
 
-	All []Step[S] // steps that begin together, and are done when all are
-	Seq []Step[S] // steps one after the other, such as within All
+	All []Step[S] // steps that begin together, and are done when all are; default: none
+	Seq []Step[S] // steps one after the other, such as within All; default: none
 
 	// Pivot marks the step after which the saga only goes forward. Steps behind it have no Undo, and a Retry of two
-	// attempts or more.
+	// attempts or more. Default: false.
 	Pivot bool
 
 	// When reports whether the step is done at all. It is called when the step's turn comes, and must not change the
@@ -41,11 +41,12 @@ type Step[S any] struct {
 	// years, and a Local cannot have one. Default: none, and the step is stuck after [Options].Patience.
 	Deadline time.Duration
 
-	// Retry is for rejections by a participant or a nested saga; each attempt is a command with its own number, and
-	// the default is one attempt. For a Local it is for errors; the default is 10 attempts. UndoRetry is for errors
-	// of a Local that undoes; the default is 10 attempts. A participant has its own attempts, so UndoRetry is an
-	// error there.
-	Retry, UndoRetry Retry
+	// Retry is for rejections by a participant or a nested saga; each attempt is a command with its own number. For a
+	// Local it is for errors. Default: one attempt, and 10 for a Local.
+	Retry Retry
+	// UndoRetry is for errors of a Local that undoes. A participant has its own attempts, so UndoRetry is an error
+	// there. Default: 10 attempts.
+	UndoRetry Retry
 }
 
 // A Retry limits the attempts at a step. The wait before the next attempt is Base, doubled after each, at most Cap.

@@ -157,10 +157,10 @@ type Options struct {
 	// name. Default: a reply may name any step.
 	NamedReplies bool
 
-	Consumer consumer.Options // of the consumer of replies, without its Schema, Wake and Logger
+	Consumer consumer.Options // options of the consumer of replies, without its Schema, Wake and Logger
 
 	Wake   func()       // called after a commit that put messages into the outbox, such as Relay.Wake; default: none
-	Logger *slog.Logger // default: slog.Default()
+	Logger *slog.Logger // gets failures of replies, timers and housekeeping; default: slog.Default()
 }
 
 const maxTimerWorkers = 64

@@ -16,8 +16,8 @@ const defaultTimeout = 2 * time.Second
 // Options are common to all functions of this package, so that a service sets them once.
 // Each function reads the fields that concern it.
 type Options struct {
-	MeterProvider  metric.MeterProvider // default: the global one
-	TracerProvider trace.TracerProvider // default: the global one
+	MeterProvider  metric.MeterProvider // makes the metrics; default: the global one
+	TracerProvider trace.TracerProvider // makes the traces; default: the global one
 
 	// System is messaging.system of the spans, such as rabbitmq. Default: sagamill.
 	System string

@@ -83,11 +83,11 @@ type Command struct {
 
 // Options are what [Describe] cannot read from steps and sagas. The zero value is usable.
 type Options struct {
-	Version     string               // of the service; default: none
-	Prefix      string               // as in rabbitmq.ConfigOptions; default: none
-	BrokerURL   string               // of RabbitMQ, or several separated by commas; default: the service does not use RabbitMQ
-	CloudEvents *cloudevents.Options // of the relay's publisher; default: the service sends no CloudEvents
-	Emits       []outbox.Output      // what else the service sends, such as from HTTP handlers, local steps and saga.Definition.OnEnd
+	Version     string               // version of the service; default: none
+	Prefix      string               // prefix of the names of exchanges and queues, as in rabbitmq.ConfigOptions; default: none
+	BrokerURL   string               // URL of RabbitMQ, or several separated by commas; default: the service does not use RabbitMQ
+	CloudEvents *cloudevents.Options // options of the relay's publisher; default: the service sends no CloudEvents
+	Emits       []outbox.Output      // what else the service sends, such as from HTTP handlers, local steps and saga.Definition.OnEnd; default: nothing
 }
 
 // Describe returns the description of the service called name. It makes JSON Schemas from the Go types of bodies, and

@@ -26,7 +26,7 @@ const (
 
 // Options configure a [Store]. The zero value works.
 type Options struct {
-	Prefix string // of every lock; visible ASCII without braces; default: idemlock:
+	Prefix string // prefix of every lock; visible ASCII without braces; default: idemlock:
 
 	// CallTimeout is for one call of Redis, connecting and repetitions included.
 	// A request waits for two: it takes the lock and frees it. Default: 50 ms, and

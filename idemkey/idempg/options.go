@@ -62,9 +62,9 @@ const (
 
 // Options configure a [Store]. The zero value works.
 type Options struct {
-	Schema    string         // of the table; default: sagamill
-	Isolation pgx.TxIsoLevel // of the handler's transaction; default: the database's, READ COMMITTED under ClaimInline
-	ClaimMode ClaimMode      // default: ClaimLeased
+	Schema    string         // PostgreSQL schema of the table; default: sagamill
+	Isolation pgx.TxIsoLevel // isolation level of the handler's transaction; default: the database's, READ COMMITTED under ClaimInline
+	ClaimMode ClaimMode      // how others are kept from running the same request; default: ClaimLeased
 
 	// MaxInFlight is how many handlers run at once, each on one connection.
 	// Default: the pool's MaxConns less 2, at least 1.
@@ -74,8 +74,8 @@ type Options struct {
 	// Grace is the life of a claim until the row lock takes its place, at the handler's
 	// first statement or after a quarter of it. A key whose owner has died before waits as long. Default: 10 s.
 	Grace         time.Duration
-	LookupTimeout time.Duration // to find out what became of a commit whose reply was lost; default: 2 s
-	IdleMargin    time.Duration // beyond the handler's time, before the server ends an idle transaction; default: 5 s
+	LookupTimeout time.Duration // limit for finding out what became of a commit whose reply was lost; default: 2 s
+	IdleMargin    time.Duration // time beyond the handler's, after which the server ends an idle transaction; default: 5 s
 
 	// ConnectionCheck is how often the server looks, while it runs a
 	// statement, whether this process still lives. It needs a server on a

@@ -29,8 +29,8 @@ const (
 
 // Options configure a [Store]. The zero value works.
 type Options struct {
-	Prefix      string        // of every key; visible ASCII without braces; default: idemkey:
-	CallTimeout time.Duration // for one call of Redis, repetitions included; default: 500 ms
+	Prefix      string        // prefix of every key; visible ASCII without braces; default: idemkey:
+	CallTimeout time.Duration // limit for one call of Redis, repetitions included; default: 500 ms
 
 	// KeepExpired is how long an expired record stays that was claimed with
 	// RejectExpired, so that it can be refused. Default: 24 h.
