@@ -80,7 +80,7 @@
 // way. A route's own options come from [Middleware.With], whose lists replace those of the
 // middleware. Only the middleware sets the response headers of the key and of the replay.
 //
-// docs/operations.md has the order of handlers, and all codes that the middleware answers with.
+// docs/idempotency-server.md has the order of handlers, and all codes that the middleware answers with.
 //
 // # The code
 //

@@ -170,10 +170,10 @@ func TestStatuses(t *testing.T) {
 	}
 }
 
-// The operators' list of codes is complete.
+// The list of codes in the documents is complete.
 func TestCodesAreDocumented(t *testing.T) {
 	t.Parallel()
-	doc, err := os.ReadFile("../../../docs/operations.md")
+	doc, err := os.ReadFile("../../../docs/idempotency-server.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -181,7 +181,7 @@ func TestCodesAreDocumented(t *testing.T) {
 	list, _, _ = strings.Cut(list, "\n\n")
 	for _, code := range declaredCodes(t) {
 		if !strings.Contains(list, "`"+code+"`") {
-			t.Errorf("docs/operations.md has no row for %s", code)
+			t.Errorf("docs/idempotency-server.md has no row for %s", code)
 		}
 	}
 }

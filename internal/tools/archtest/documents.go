@@ -41,8 +41,9 @@ var statedDefaults = []statedDefault{
 	{"docs/disaster-recovery.md", "`RelayOptions.Retention` now.** It is an hour by default", "outbox/relay.go", "o.Retention = cmp.Or(o.Retention, time.Hour)"},
 	{"docs/disaster-recovery.md", "2 × `Step.Timeout` + 20 s, which is 80 s by default", "consumer/step.go", "s.Timeout = cmp.Or(s.Timeout, 30*time.Second)"},
 	{"docs/rabbitmq.md", "`\"processes\"`, 4 by default", "rabbitmq/topology.go", "defaultProcesses      = 4"},
-	{"docs/operations.md", "share a transaction, 64 by default", "consumer/options.go", "o.BatchSize = cmp.Or(o.BatchSize, 64)"},
-	{"docs/operations.md", "`Options.BatchBytes`, 64 MiB by default", "consumer/execute_batch.go", "defaultBatchBytes = 8 * outbox.MaxPayload"},
+	{"docs/inbox.md", "`Options.BatchSize` messages share a transaction, 64 by default", "consumer/options.go", "o.BatchSize = cmp.Or(o.BatchSize, 64)"},
+	{"docs/inbox.md", "`Options.BatchBytes`, 64 MiB by default", "consumer/execute_batch.go", "defaultBatchBytes = 8 * outbox.MaxPayload"},
+	{"docs/outbox.md", "`RelayOptions.Retention`, an hour by default", "outbox/relay.go", "o.Retention = cmp.Or(o.Retention, time.Hour)"},
 }
 
 // foreignDefaults are defaults of other programs, and results of calculations.
