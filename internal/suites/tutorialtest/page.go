@@ -1,5 +1,5 @@
-// Package tutorialtest reads docs/tutorial.md as a program: files to write, commands to run and their output.
-// Its test runs it.
+// Package tutorialtest reads the tutorials in docs as programs: files to write, commands to run and their output. Its
+// tests run them.
 package tutorialtest
 
 import (
@@ -32,7 +32,7 @@ type Block struct {
 var fence = regexp.MustCompile("^```(\\w*)(?: (\\w+)(?:=(\\S+))?)?$")
 
 // Blocks returns the blocks of page with an action, in order. A block without a language is for the reader
-// only.
+// only, and so are a picture and an excerpt: ```mermaid and ```go from=a/b.go.
 func Blocks(page string) (all []Block, err error) {
 	var open *Block
 	for i, line := range strings.Split(page, "\n") {
@@ -67,7 +67,7 @@ func begin(line string) (*Block, error) {
 	}
 	language, word, name := parts[1], Action(parts[2]), parts[3]
 	switch {
-	case language == "" && word == "":
+	case word == "" && (language == "" || language == "mermaid"), language == "go" && word == "from" && name != "":
 		return &Block{}, nil
 	case language == "sh" && word == "":
 		return &Block{Action: Run}, nil

@@ -18,10 +18,10 @@ type statedDefault struct {
 
 // statedDefaults has every "by default" of the documents that follows a number.
 var statedDefaults = []statedDefault{
-	{"docs/tutorial.md", "(after a day, by default)", "idemkey/options.go", "DefaultTTL               = 24 * time.Hour"},
-	{"docs/tutorial.md", "at most 10 times by default", "consumer/step.go", "s.MaxAttempts = cmp.Or(s.MaxAttempts, 10)"},
-	{"docs/tutorial.md", "which is 10 seconds by default (`idempg.Options.Grace`)", "idemkey/idempg/options.go", "DefaultGrace           = 10 * time.Second"},
-	{"docs/tutorial.md", "For five seconds its relays stand by", "outbox/relay.go", "o.Lease = cmp.Or(o.Lease, 5*time.Second)"},
+	{"docs/tutorial-choreography.md", "(after a day, by default)", "idemkey/options.go", "DefaultTTL               = 24 * time.Hour"},
+	{"docs/tutorial-choreography.md", "at most 10 times by default", "consumer/step.go", "s.MaxAttempts = cmp.Or(s.MaxAttempts, 10)"},
+	{"docs/tutorial-choreography.md", "which is 10 seconds by default (`idempg.Options.Grace`)", "idemkey/idempg/options.go", "DefaultGrace           = 10 * time.Second"},
+	{"docs/tutorial-choreography.md", "For five seconds its relays stand by", "outbox/relay.go", "o.Lease = cmp.Or(o.Lease, 5*time.Second)"},
 	{"docs/upgrading.md", "as long as `Limits.TTL`, 24 h by default", "idemkey/options.go", "DefaultTTL               = 24 * time.Hour"},
 	{"docs/scaling.md", "the default retention of 30 days", "consumer/retention.go", "DefaultRetention     = 30 * 24 * time.Hour"},
 	{"docs/runbook.md", "`Options.Patience`, 24 h by default", "saga/orchestrator.go", "o.Patience = cmp.Or(o.Patience, 24*time.Hour)"},
@@ -145,7 +145,7 @@ func checkTutorial(tutorial string) []string {
 	}
 	want := fmt.Sprint((lines + 5) / 10 * 10)
 	if stated := statedLines.FindStringSubmatch(tutorial); stated == nil || stated[1] != want {
-		return []string{fmt.Sprintf("docs/tutorial.md: it has %d lines of Go, so it must announce %s lines of Go", lines, want)}
+		return []string{fmt.Sprintf("docs/tutorial-choreography.md: it has %d lines of Go, so it must announce %s lines of Go", lines, want)}
 	}
 	return nil
 }

@@ -47,7 +47,7 @@ func TestDocumentsSayWhatIs(t *testing.T) {
 	for _, wrong := range checkContributing(all["CONTRIBUTING.md"], mustReadRoot(t, ".ci/run")) {
 		t.Error(wrong)
 	}
-	for _, wrong := range checkTutorial(all["docs/tutorial.md"]) {
+	for _, wrong := range checkTutorial(all["docs/tutorial-choreography.md"]) {
 		t.Error(wrong)
 	}
 	for _, wrong := range checkReadmeFacts(all["README.md"], mustReadRoot(t, "go.mod"), compose, makefile) {
