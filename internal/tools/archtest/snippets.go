@@ -69,6 +69,17 @@ func findSnippets(document, text string) (found []snippet, wrong []string) {
 	return found, wrong
 }
 
+// excerptPages teach by examples: each block of Go code is an excerpt, so that all that a reader copies is tested.
+var excerptPages = []string{"docs/cookbook.md", "docs/testing.md", "docs/tutorial-orchestration.md", "docs/versioning.md"}
+
+// checkExcerptPage returns the mistake in a snippet that is no excerpt although its page shows nothing else, or "".
+func checkExcerptPage(s snippet) string {
+	if s.from != "" || !slices.Contains(excerptPages, s.document) {
+		return ""
+	}
+	return fmt.Sprintf("%s:%d: this page shows excerpts: want ```go from=FILE", s.document, s.line)
+}
+
 // elision matches a line that stands for lines that an excerpt leaves out.
 var elision = regexp.MustCompile(`(?m)^[\t ]*// …$`)
 

@@ -16,6 +16,9 @@ func TestSnippetsCompile(t *testing.T) {
 			t.Error(w)
 		}
 		for _, s := range snippets {
+			if wrong := checkExcerptPage(s); wrong != "" {
+				t.Error(wrong)
+			}
 			if s.from == "" {
 				continue
 			}
@@ -34,6 +37,19 @@ func TestSnippetsCompile(t *testing.T) {
 	}
 	for _, w := range wrong {
 		t.Error(w)
+	}
+}
+
+func TestCheckExcerptPage(t *testing.T) {
+	t.Parallel()
+	for s, wrong := range map[snippet]bool{
+		{document: excerptPages[0], line: 3}:                 true,
+		{document: excerptPages[0], line: 3, from: "a/b.go"}: false,
+		{document: "docs/other.md", line: 3}:                 false,
+	} {
+		if got := checkExcerptPage(s); (got != "") != wrong {
+			t.Errorf("%+v: %q, want a mistake: %t", s, got, wrong)
+		}
 	}
 }
 
