@@ -31,7 +31,7 @@ export GOFLAGS := $(GOFLAGS) -buildvcs=false
 export STATICCHECK_CACHE ?= $(shell $(GO) env GOCACHE)/staticcheck
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-trip serve serve-trip chaos services test verify long-packages slow-tests test-console console-tests test-postgres test-pooler tests fuzz mutants mutate model check reference api apidiff statements vuln cross licences fmt bench-idemkey bench-relay bench-consumer bench-saga bench-quiet bench-scale FORCE
+.PHONY: help demo demo-trip serve serve-trip chaos services test verify long-packages slow-tests test-console console-tests test-postgres test-pooler tests fuzz mutants mutate model check reference api apidiff statements vuln cross licences fmt bench-idemkey bench-relay bench-consumer bench-saga bench-quiet bench-scale bench-console FORCE
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -167,6 +167,10 @@ bench-quiet: ## what a saga costs, and how long it takes, at the loads that serv
 bench-scale: ## how throughput grows with processes, lanes and outboxes, and what each message costs, on private servers
 	@cd bench && $(GO) build -o ../bin/bench-scale ./scale
 	@bin/bench-scale
+
+bench-console: ## how long the console's pages take on large tables, and what open browsers cost, beside River UI, on private servers
+	@cd bench && $(GO) build -o ../bin/bench-console ./console
+	@bin/bench-console
 
 model: bin/modelcheck ## search the protocol's models in all states with spin, and find the bugs planted in them; BUG=relay/two-in-flight shows one
 	@bin/modelcheck $(if $(BUG),-trace $(BUG)) $(if $(FAULTS),-faults $(FAULTS))

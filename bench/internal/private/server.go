@@ -50,14 +50,26 @@ func (s *Servers) Close() error {
 // an error no server runs. Without RabbitMQ it starts no database, because the figures would mean nothing.
 // settings configure the databases, as name=value.
 func StartServers(ctx context.Context, settings ...string) (*Servers, error) {
+	return startServers(ctx, settings, (*Servers).startNative, (*Servers).startSlow)
+}
+
+// StartNative is [StartServers] without the slow database.
+func StartNative(ctx context.Context, settings ...string) (*Servers, error) {
+	return startServers(ctx, settings, (*Servers).startNative)
+}
+
+func startServers(ctx context.Context, settings []string, starts ...func(*Servers, context.Context) error) (*Servers, error) {
 	s := &Servers{settings: settings}
-	if err := s.startAll(ctx); err != nil {
-		return nil, errors.Join(err, s.Close())
+	for _, start := range starts {
+		if err := start(s, ctx); err != nil {
+			return nil, errors.Join(err, s.Close())
+		}
 	}
 	return s, nil
 }
 
-func (s *Servers) startAll(ctx context.Context) error {
+// startNative starts the broker and the native database, or nothing if there is no broker.
+func (s *Servers) startNative(ctx context.Context) error {
 	native, err := s.startServices(ctx, "", nil)
 	if err != nil {
 		return err
@@ -72,8 +84,13 @@ func (s *Servers) startAll(ctx context.Context) error {
 	}
 	s.undo = append(s.undo, s.Broker.closeBroker)
 	describeBroker(s.Broker)
-	if err := s.addServer(ctx, "native", native.DatabaseURL); err != nil {
-		return err
+	return s.addServer(ctx, "native", native.DatabaseURL)
+}
+
+// startSlow starts the database whose syncs take longer.
+func (s *Servers) startSlow(ctx context.Context) error {
+	if s.Broker == nil {
+		return nil
 	}
 	shim, err := buildShim(ctx)
 	if err != nil {
