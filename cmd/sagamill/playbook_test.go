@@ -190,8 +190,8 @@ func (r *resort) command(code int, line string) string {
 	return out + errs
 }
 
-// The playbook "A queue was deleted" for an orchestrated saga: its commands are sent again, each trip ends, and what had
-// been handled before is not done twice.
+// The section SagamillQueueDeleted of docs/runbook.md, for an orchestrated saga: its commands are sent again and each
+// trip ends. A command that was handled before runs no second time.
 func TestPlaybookOfADeletedQueue(t *testing.T) {
 	t.Parallel()
 	r := newResort(t)
