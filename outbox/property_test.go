@@ -279,7 +279,7 @@ func (s *storm) relay(r *rand.Rand) *Relay {
 	}
 	relay.opts.Lease = 200 * time.Millisecond
 	relay.limits = limits{
-		list: 1 + r.IntN(20), page: 1 + r.IntN(20), small: 1 + r.IntN(8), cursors: int64(1 + r.IntN(10)),
+		list: 1 + r.IntN(20), page: 1 + r.IntN(20), small: 1 + r.IntN(8), large: r.IntN(8), cursors: int64(1 + r.IntN(10)),
 		held: 5 * time.Millisecond, rotate: time.Duration(1+r.IntN(20)) * time.Millisecond, stall: 50 * time.Millisecond,
 		resume: 1 + r.IntN(10),
 	}

@@ -118,7 +118,8 @@ type core struct {
 type limits struct {
 	list    int           // messages of a difference that are listed at once
 	page    int           // messages that are read at once
-	small   int           // messages that the statement that lists them reads too
+	small   int           // messages that are read without being listed
+	large   int           // bytes of payload; a message with more is listed before it is read
 	cursors int64         // checkpoints after which the two tables of cursors take turns
 	held    time.Duration // time between two looks for due messages
 	rotate  time.Duration // time between two looks at the leaves
@@ -130,7 +131,7 @@ type limits struct {
 }
 
 var defaultLimits = limits{
-	list: maxList, page: maxPage, small: smallDifference, cursors: cursorRows, held: heldInterval, rotate: rotateInterval, stall: stallTimeout,
+	list: maxList, page: maxPage, small: smallDifference, large: largePayload, cursors: cursorRows, held: heldInterval, rotate: rotateInterval, stall: stallTimeout,
 	resume: resumeRows, promote: promoteInterval, first: promoteKeys, keys: blockedKeys,
 }
 

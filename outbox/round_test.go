@@ -2,6 +2,7 @@ package outbox
 
 import (
 	"context"
+	"slices"
 	"testing"
 	"time"
 
@@ -158,5 +159,51 @@ func TestAFailedLookIsRepeated(t *testing.T) {
 		if wait := time.Until(l.held.nextLookAt); wait > most {
 			t.Errorf("the look is repeated in %v, want %v at most", wait, most)
 		}
+	}
+}
+
+// A read that does not list its messages ends before the first large payload, and takes no more bytes than it may. The
+// messages from there on are listed, and follow in their order.
+func TestAReadEndsBeforeALargePayload(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name     string
+		payloads []string
+		bytes    int
+		first    int // messages of the first read
+	}{
+		{"all are small", []string{"1", "", "333", "4"}, 100, 4},
+		{"the first is large", []string{"123456", "2", "3"}, 100, 0},
+		{"the second is large", []string{"1", "234567", "3", "456789"}, 100, 1},
+		{"the last is large", []string{"1", "2", "345678"}, 100, 2},
+		{"as large as allowed", []string{"12345", "2"}, 100, 2},
+		{"more bytes than there is room for", []string{"123", "45", "6", "7"}, 5, 2},
+		{"no room for one", []string{"123", "4"}, 1, 1},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			f := newFixture(t)
+			l := f.leader(t, RelayOptions{Lanes: 1})
+			l.limits.large = 5
+			for _, payload := range c.payloads {
+				f.write(t, msg("k", payload))
+			}
+			var got []string
+			for reads := 0; len(got) < len(c.payloads); reads++ {
+				rows, _, err := l.log.readPage(t.Context(), l.log.newReadBatch(), l.limits.page, c.bytes)
+				if err != nil || reads > len(c.payloads) {
+					t.Fatalf("after %d reads: %q, %v; want %q", reads, got, err, c.payloads)
+				}
+				if reads == 0 && len(rows) != c.first {
+					t.Errorf("the first read has %d messages, want %d", len(rows), c.first)
+				}
+				for _, m := range rows {
+					got = append(got, string(m.Payload))
+				}
+			}
+			if !slices.Equal(got, c.payloads) {
+				t.Errorf("read %q, want %q", got, c.payloads)
+			}
+		})
 	}
 }

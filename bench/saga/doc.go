@@ -50,7 +50,8 @@
 //	            statements, round trips, transactions and log. Transactions that write
 //	            include subtransactions. Autovacuum is on, so this part runs alone: make
 //	            bench-quiet. Option -loads picks some of the loads. Option -statements lists
-//	            the statements of a saga, as pg_stat_statements sees them
+//	            the statements of a saga, and how long the server executed them, as
+//	            pg_stat_statements sees them
 //	sweep       a kind's rate with 64 to 4,096 sagas in flight, and which number is best.
 //	            kinds.go has the result. Option -sweep measures this part alone
 //	log         which tables, indexes and kinds of records the log of a saturated saga

@@ -43,24 +43,28 @@ func (p *place) beginListing(ctx context.Context) error {
 	return err
 }
 
-// listStatements prints the statements since beginListing, and how many of each there were for each of n. The server does
-// not count a prepared BEGIN, COMMIT or SAVEPOINT that is executed again.
+// listStatements prints the statements since beginListing: for each of n, how many there were, and for how many
+// microseconds the server executed them. The server does not count a prepared BEGIN, COMMIT or SAVEPOINT that is
+// executed again, and counts no parsing, planning, commit or network.
 func (p *place) listStatements(ctx context.Context, n float64) error {
 	if !p.listing {
 		return nil
 	}
 	rows, _ := p.all.Query(ctx, `
-		SELECT calls, wal_records > 0, regexp_replace(query, '\s+', ' ', 'g') FROM public.pg_stat_statements
+		SELECT calls, total_exec_time * 1000, wal_records > 0, regexp_replace(query, '\s+', ' ', 'g') FROM public.pg_stat_statements
 		WHERE query NOT LIKE '%pg_stat_statements%' ORDER BY calls DESC, query`) // ForEachRow returns the error
 	var calls int64
+	var micros, all float64
 	var logs bool
 	var text string
-	_, err := pgx.ForEachRow(rows, []any{&calls, &logs, &text}, func() error {
+	_, err := pgx.ForEachRow(rows, []any{&calls, &micros, &logs, &text}, func() error {
+		all += micros
 		if each := float64(calls) / n; each >= leastListed {
-			fmt.Printf("  %6.2f  log %-5t  %s\n", each, logs, text[:min(len(text), maxListed)])
+			fmt.Printf("  %6.2f  %6.1f µs  log %-5t  %s\n", each, micros/n, logs, text[:min(len(text), maxListed)])
 		}
 		return nil
 	})
+	fmt.Printf("     all  %6.1f µs\n", all/n)
 	return err
 }
 

@@ -445,17 +445,14 @@ ORDER BY epoch DESC, seq DESC LIMIT 1
 ---- queries.readDifference
 
 SELECT m.id, m.message_id, m.topic, m.type, m.scope, m.key, m.step, m.n, m.ordering_key,
-	m.correlation_id, m.causation_id, m.content_type, m.headers, m.payload, m.created_at, 0 AS attempts, coalesce((
+	m.correlation_id, m.causation_id, m.content_type, m.headers, CASE WHEN octet_length(m.payload) <= $3 THEN m.payload END,
+	m.created_at, 0 AS attempts, coalesce((
 	SELECT h.id FROM {schema}.outbox_held h
 	WHERE h.state IN ('refused', 'waiting') AND h.ordering_key = CASE left(m.ordering_key, 1) WHEN '' THEN m.scope || E'\x1f' || m.key
 		WHEN E'\x1f' THEN m.scope || E'\x1f' || m.key || m.ordering_key
-		WHEN E'\x1e' THEN substr(m.ordering_key, 2) ELSE m.ordering_key END ORDER BY h.id LIMIT 1), 0) AS behind,
-	s.now::text, m.leaf, m.listed
+		WHEN E'\x1e' THEN substr(m.ordering_key, 2) ELSE m.ordering_key END ORDER BY h.id LIMIT 1), 0) AS behind, s.now::text, m.leaf
 FROM (SELECT pg_current_snapshot() AS now FROM {schema}.outbox_tenure WHERE epoch = $4) s
-LEFT JOIN LATERAL (
-	SELECT * FROM (
-		SELECT d.*, count(*) OVER () AS listed, sum(octet_length(payload)) OVER (ORDER BY id) - octet_length(payload) AS before
-		FROM (SELECT * FROM (
+LEFT JOIN LATERAL (SELECT * FROM (
 		SELECT 0 AS leaf, id, message_id, topic, type, scope, key, step, n, ordering_key,
 			correlation_id, causation_id, content_type, headers, payload, created_at
 		FROM {schema}.outbox_0 WHERE xid >= $1::text::xid8
@@ -486,23 +483,19 @@ UNION ALL
 		UNION ALL
 		SELECT 3, id, message_id, topic, type, scope, key, step, n, ordering_key,
 			correlation_id, causation_id, content_type, headers, payload, created_at
-		FROM {schema}.outbox_other WHERE xid = ANY ($5::text[]::xid8[])) u ORDER BY id + 0 LIMIT $2) d) o
-	WHERE before < $3) m ON true
+		FROM {schema}.outbox_other WHERE xid = ANY ($5::text[]::xid8[])) u ORDER BY id + 0 LIMIT $2) m ON true
 ORDER BY m.id
 ---- queries.readNew
 
 SELECT m.id, m.message_id, m.topic, m.type, m.scope, m.key, m.step, m.n, m.ordering_key,
-	m.correlation_id, m.causation_id, m.content_type, m.headers, m.payload, m.created_at, 0 AS attempts, coalesce((
+	m.correlation_id, m.causation_id, m.content_type, m.headers, CASE WHEN octet_length(m.payload) <= $3 THEN m.payload END,
+	m.created_at, 0 AS attempts, coalesce((
 	SELECT h.id FROM {schema}.outbox_held h
 	WHERE h.state IN ('refused', 'waiting') AND h.ordering_key = CASE left(m.ordering_key, 1) WHEN '' THEN m.scope || E'\x1f' || m.key
 		WHEN E'\x1f' THEN m.scope || E'\x1f' || m.key || m.ordering_key
-		WHEN E'\x1e' THEN substr(m.ordering_key, 2) ELSE m.ordering_key END ORDER BY h.id LIMIT 1), 0) AS behind,
-	s.now::text, m.leaf, m.listed
+		WHEN E'\x1e' THEN substr(m.ordering_key, 2) ELSE m.ordering_key END ORDER BY h.id LIMIT 1), 0) AS behind, s.now::text, m.leaf
 FROM (SELECT pg_current_snapshot() AS now FROM {schema}.outbox_tenure WHERE epoch = $4) s
-LEFT JOIN LATERAL (
-	SELECT * FROM (
-		SELECT d.*, count(*) OVER () AS listed, sum(octet_length(payload)) OVER (ORDER BY id) - octet_length(payload) AS before
-		FROM (SELECT * FROM (
+LEFT JOIN LATERAL (SELECT * FROM (
 		SELECT 0 AS leaf, id, message_id, topic, type, scope, key, step, n, ordering_key,
 			correlation_id, causation_id, content_type, headers, payload, created_at
 		FROM {schema}.outbox_0 WHERE xid >= $1::text::xid8
@@ -517,8 +510,7 @@ UNION ALL
 UNION ALL
 		SELECT 3 AS leaf, id, message_id, topic, type, scope, key, step, n, ordering_key,
 			correlation_id, causation_id, content_type, headers, payload, created_at
-		FROM {schema}.outbox_other WHERE xid >= $1::text::xid8) u ORDER BY id + 0 LIMIT $2) d) o
-	WHERE before < $3) m ON true
+		FROM {schema}.outbox_other WHERE xid >= $1::text::xid8) u ORDER BY id + 0 LIMIT $2) m ON true
 ORDER BY m.id
 ---- queries.readRelay
 
