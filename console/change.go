@@ -161,7 +161,7 @@ func (c *Console) previewChange(ctx context.Context, r *request, kind *changeKin
 		return nil, err
 	}
 	p.Count = seen.Count
-	v := &previewView{Title: change.title(), Consequence: change.consequence(), Action: "change/" + kind.name, Preview: seen, Refusals: sortReasons(seen.Refused), Effects: sortReasons(seen.Effects),
+	v := &previewView{Title: change.title(), Consequence: change.consequence(), Action: "change/" + kind.name, Preview: seen, Refusals: sortReasons(c.redactRefusals("", seen.Refused)), Effects: sortReasons(seen.Effects),
 		Typed: seen.Count >= typedCount, Rate: defaultRate, Expires: time.Unix(p.Expires, 0)}
 	switch {
 	case r.role < change.role():

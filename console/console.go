@@ -53,8 +53,9 @@ type Options struct {
 	// read-only.
 	Authorize func(*http.Request) (Actor, Role, error)
 
-	// Redact returns what pages show of a payload, of headers or of the state of a saga. Default: all of it. Errors, stacks
-	// and reasons are shown as handlers and people have written them.
+	// Redact returns what pages and exports show of a payload, of headers, of the state of a saga, of an error, of a stack
+	// or of what a person has written. It gets each of them whole: a payload of more than 1 MiB is not shown then. Default:
+	// all of it is shown. A search for a part of an error compares what is stored, whatever Redact returns.
 	Redact func(Content) []byte
 
 	// TraceURL returns the address of a trace, for links from sagas and messages: http or https. The id has 32 hexadecimal
@@ -81,13 +82,6 @@ type Options struct {
 
 	// Logger gets errors of the console, and each change. Default: slog.Default().
 	Logger *slog.Logger
-}
-
-// Content is a payload or a state that [Options].Redact may change.
-type Content struct {
-	Kind string // "payload", "headers", which are a JSON object, or "state"
-	Name string // the topic of the message, or the name of the saga
-	Data []byte
 }
 
 const (
@@ -206,15 +200,3 @@ func checkDatabases(databases []Database) error {
 // Shutdown stops the changes that run, each between two objects, and waits until they have ended. What they have done is
 // committed and in the journal. Its error is that of ctx. No change starts afterwards.
 func (c *Console) Shutdown(ctx context.Context) error { return c.runs.stopAll(ctx) }
-
-// redact returns what a page shows of content, and whether it is cut off.
-func (c *Console) redact(content Content) (data []byte, cut bool) {
-	data = content.Data
-	if c.opts.Redact != nil {
-		data = c.opts.Redact(content)
-	}
-	if len(data) > c.opts.MaxContent {
-		return data[:c.opts.MaxContent], true
-	}
-	return data, false
-}

@@ -16,6 +16,7 @@
 //	live.go     while the page is open, a stream sends the blocks that have changed; memo.go shares what they read
 //	change.go   a change: preview, then confirmation; token.go signs what was previewed
 //	run.go      a confirmed change runs, with progress, pause and resume
+//	redact.go   what Options.Redact gets
 //	assets.go   static files, with a digest in the name
 //
 // overview.go and sparkline.go are the first page, sagas.go is the list, decide.go is the change of one saga or of many.
@@ -39,7 +40,8 @@
 //     states "state". There is no inline script and no inline style: what is missing goes into assets/console.css.
 //  4. For a live part, set live and blocks, define a template for each block, and put it into an element with sse-swap.
 //     What live reads goes through a memo. Nothing is read while no browser has the page open.
-//  5. Payloads, headers and states go through Console.redact, which also limits their size.
+//  5. Payloads, headers and states go through Console.redact, which also limits their size. Errors, stacks and reasons go
+//     through the functions of redact.go, where they come from the database: TestRedactGetsEverything looks for the rest.
 //  6. Add its path to pagesOfTests in the tests: so its headers, its errors and its escapes are tested.
 //
 // An error of show is a [pageError], which says what happened and what to do, or any other error: Console.explainError

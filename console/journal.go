@@ -15,6 +15,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode"
 
 	"github.com/sagamill/sagamill/operator"
 )
@@ -116,6 +117,7 @@ type journalReader struct {
 	journals []journal
 	filter   operator.ActivityFilter
 	failed   func(journal, error) error // nil: the list goes on without this journal
+	redact   func(*operator.Activity)
 }
 
 // read returns up to limit entries behind a point, and whether there are more.
@@ -146,7 +148,11 @@ func (j *journalReader) read(ctx context.Context, after *journalPoint, limit int
 	slices.SortFunc(rows, func(a, b journalRow) int {
 		return cmp.Or(b.At.Compare(a.At), cmp.Compare(a.from, b.from), cmp.Compare(b.ID, a.ID))
 	})
-	return rows[:min(len(rows), limit)], len(rows) > limit, nil
+	shown := rows[:min(len(rows), limit)]
+	for i := range shown {
+		j.redact(&shown[i].Activity)
+	}
+	return shown, len(rows) > limit, nil
 }
 
 // placeBehind returns where journal i goes on behind a point in the current one. Of the moment of the point, earlier journals
@@ -212,7 +218,7 @@ func (c *Console) showJournal(ctx context.Context, r *request) (any, error) {
 			v.Failed = append(v.Failed, placeProblem{j.where, problem})
 		}
 		return nil
-	}}
+	}, c.redactActivity}
 	var more bool
 	if v.Rows, more, err = reader.read(ctx, after, entriesOnPage); err != nil {
 		return nil, err
@@ -274,7 +280,7 @@ func (c *Console) exportJournal(ctx context.Context, w http.ResponseWriter, r *r
 	if err != nil {
 		return err
 	}
-	reader := &journalReader{listJournals(chosen, search.Source), search.filter, func(_ journal, err error) error { return err }}
+	reader := &journalReader{listJournals(chosen, search.Source), search.filter, func(_ journal, err error) error { return err }, c.redactActivity}
 	rows, more, err := reader.read(ctx, nil, exportBatch)
 	if err != nil {
 		return err
@@ -353,12 +359,28 @@ func (e *csvExport) end(more bool) error {
 	return e.to.Error()
 }
 
-// quoteFormula puts a quote before what a spreadsheet would run as a formula.
+// formulaMarks begin a formula in a spreadsheet, the last four in one that takes full-width characters for others.
+const formulaMarks = "=+-@\t\r\n" + "\uff1d\uff0b\uff0d\uff20"
+
+// quoteFormula puts a quote before what a spreadsheet would run as a formula. A spreadsheet may take a semicolon or a tab
+// for the end of a cell, and may leave out blanks and quotation marks, so what comes behind them is quoted too.
 func quoteFormula(cell string) string {
-	if cell != "" && strings.ContainsRune("=+-@\t\r\n", rune(cell[0])) {
-		return "'" + cell
+	var quoted strings.Builder
+	begins := true // of a cell, as some spreadsheet may see it
+	for _, r := range cell {
+		if begins && strings.ContainsRune(formulaMarks, r) {
+			quoted.WriteByte('\'')
+		}
+		switch {
+		case r == ';' || r == '\t' || r == '\n' || r == '\r':
+			begins = true
+		case unicode.IsSpace(r) || r == '"' || unicode.Is(unicode.Cf, r):
+		default:
+			begins = false
+		}
+		quoted.WriteRune(r)
 	}
-	return cell
+	return quoted.String()
 }
 
 type jsonExport struct{ to *json.Encoder }

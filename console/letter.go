@@ -30,7 +30,8 @@ type letterPageView struct {
 	Several    bool
 	Dead       bool
 	Payload    string
-	Cut        bool // the payload is longer
+	Note       string // that the payload is not shown, or not all of it
+	Whole      string // the command that prints all of it
 	Headers    string
 	HeadersCut bool
 	Outcome    operator.Outcome // of a redrive; "": it is not dead
@@ -63,7 +64,8 @@ func (c *Console) findLetter(ctx context.Context, search *letterSearch) (side le
 	side = sides[0]
 	d, err := side.letters(side.Side, "", "")
 	if err == nil {
-		l, err = d.Get(ctx, search.parsed.IDs[0])
+		l, err = d.GetLimited(ctx, search.parsed.IDs[0], maxRead)
+		c.redactLetter(&l)
 	}
 	if errors.Is(err, operator.ErrNoDeadLetter) {
 		err = errNoLetter(side.Side, search.parsed.IDs[0])
@@ -81,9 +83,7 @@ func (c *Console) showLetter(ctx context.Context, r *request) (any, error) {
 		return nil, err
 	}
 	v := &letterPageView{letterRow: letterRow{l, side.place}, Several: len(c.databases) > 1, Dead: l.State == operator.StateDead}
-	var payload []byte
-	payload, v.Cut = c.redact(Content{Kind: "payload", Name: l.Topic, Data: l.Payload})
-	v.Payload = formatContent(payload, v.Cut)
+	c.showPayload(v)
 	v.Headers, v.HeadersCut = c.shownHeaders(&l)
 	one := &letterSearch{Database: side.Database, Schema: side.Schema, Side: search.Side, ID: search.ID}
 	v.Verbs = one.verbsOf(l.State)
@@ -101,7 +101,25 @@ func (c *Console) showLetter(ctx context.Context, r *request) (any, error) {
 			return nil, err
 		}
 	}
-	return v, v.locate(ctx, side)
+	return v, c.locateLetter(ctx, v, side)
+}
+
+// showPayload fills the payload. A hook that redacts gets nothing that is cut off.
+func (c *Console) showPayload(v *letterPageView) {
+	data, cut := []byte(nil), false
+	switch complete := len(v.DeadLetter.Payload) == v.Size; {
+	case complete, c.opts.Redact == nil:
+		data, cut = c.redact(Content{Kind: KindPayload, Name: v.Topic, Data: v.DeadLetter.Payload})
+		v.Payload = formatContent(data, cut || !complete)
+		if !cut && complete {
+			return
+		}
+		v.Note = fmt.Sprintf("Only the first %s of %s are shown.", formatBytes(int64(len(data))), formatBytes(int64(v.Size)))
+	default:
+		v.Note = noteTooLarge(v.Size)
+	}
+	command := map[operator.Side]string{operator.Inbox: "dead show", operator.Outbox: "outbox dead show"}[v.Side]
+	v.Whole = fmt.Sprintf("sagamill %s%s -id %d -payload", command, flagsOf(v.Place, len(c.databases)), v.ID)
 }
 
 // predict reads what a redrive would do with the letter.
@@ -117,8 +135,8 @@ func (v *letterPageView) predict(ctx context.Context, side letterSide) error {
 	return err
 }
 
-// locate reads where the steps of the saga are. Only an inbox says it; the outbox of another service has no steps.
-func (v *letterPageView) locate(ctx context.Context, side letterSide) error {
+// locateLetter reads where the steps of the saga are. Only an inbox says it; the outbox of another service has no steps.
+func (c *Console) locateLetter(ctx context.Context, v *letterPageView, side letterSide) error {
 	if v.Key == "" {
 		return nil
 	}
@@ -137,7 +155,7 @@ func (v *letterPageView) locate(ctx context.Context, side letterSide) error {
 		return nil
 	}
 	v.Steps, v.Horizon = found.Steps, found.Horizon
-	for _, l := range found.Letters {
+	for _, l := range c.redactLetters(found.Letters) {
 		if l.ID != v.ID || v.Side != operator.Inbox {
 			v.Letters = append(v.Letters, letterRow{l, side.place})
 		}
@@ -179,7 +197,7 @@ func (c *Console) shownHeaders(l *operator.DeadLetter) (text string, cut bool) {
 	if len(headers) == 0 {
 		return "", false
 	}
-	data, cut := c.redact(Content{Kind: "headers", Name: l.Topic, Data: marshalHeaders(headers)})
+	data, cut := c.redact(Content{Kind: KindHeaders, Name: l.Topic, Data: marshalHeaders(headers)})
 	shown := map[string]string{}
 	if cut || json.Unmarshal(data, &shown) != nil {
 		return formatContent(data, cut), cut
@@ -351,12 +369,15 @@ func (c *Console) newEditView(ctx context.Context, r *request) (*editView, error
 
 // editablePayload returns the payload of l for a form, or why the form does not have it.
 func (c *Console) editablePayload(l *operator.DeadLetter) (editable, why string) {
-	return c.editableText(Content{Kind: "payload", Name: l.Topic, Data: l.Payload}, string(l.Payload))
+	if len(l.Payload) < l.Size { // it is cut off: nothing may be stored in its place by mistake
+		return "", fmt.Sprintf("It has %s, and a form takes %s.", formatBytes(int64(l.Size)), formatBytes(maxEdited))
+	}
+	return c.editableText(Content{Kind: KindPayload, Name: l.Topic, Data: l.Payload}, string(l.Payload))
 }
 
 // editableHeaders returns the headers of l for a form, in lines.
 func (c *Console) editableHeaders(l *operator.DeadLetter) (editable, why string) {
-	return c.editableText(Content{Kind: "headers", Name: l.Topic, Data: marshalHeaders(l.Headers)}, formatHeaders(l, isEditableHeader))
+	return c.editableText(Content{Kind: KindHeaders, Name: l.Topic, Data: marshalHeaders(l.Headers)}, formatHeaders(l, isEditableHeader))
 }
 
 // editableText returns the text for a form, or why the form does not have it. content is what a hook could redact of it.
@@ -365,7 +386,7 @@ func (c *Console) editableText(content Content, text string) (editable, why stri
 	shown, cut := c.redact(content)
 	switch {
 	case cut || len(text) > maxEdited:
-		return "", "It is larger than a page shows."
+		return "", fmt.Sprintf("It is larger than a form takes, which is %s.", formatBytes(int64(min(maxEdited, c.opts.MaxContent))))
 	case !bytes.Equal(shown, original):
 		return "", "It is redacted."
 	case !isPlain(strings.ReplaceAll(text, "\r\n", "\n"), true):

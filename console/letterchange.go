@@ -33,7 +33,7 @@ func (c *Console) letterKinds() []*changeKind {
 			if err != nil {
 				return nil, err
 			}
-			return &letterChange{verb: verb, sides: sides, filter: search.filter(verb.of), of: search.describe()}, nil
+			return &letterChange{verb: verb, sides: sides, filter: search.filter(verb.of), of: search.describe(), redact: c.redactLetter}, nil
 		}})
 	}
 	return all
@@ -64,6 +64,7 @@ type letterChange struct {
 	sides  []letterSide
 	filter operator.Filter
 	of     string
+	redact func(*operator.DeadLetter)
 }
 
 func (l *letterChange) role() Role          { return l.verb.needs }
@@ -113,11 +114,17 @@ func previewLetters(ctx context.Context, l *letterChange, side letterSide, d *op
 	p.Count += count
 	first, err := d.List(ctx, l.filter, 0, maxSamples)
 	for i := 0; err == nil && i < len(first) && len(p.Samples) < maxSamples; i++ {
-		p.Samples = append(p.Samples, sampleLetter(side, &first[i]))
+		p.Samples = append(p.Samples, l.sampleLetter(side, &first[i]))
 	}
 	return err
 }
 
+func (c *letterChange) sampleLetter(side letterSide, l *operator.DeadLetter) sample {
+	c.redact(l)
+	return sampleLetter(side, l)
+}
+
+// sampleLetter returns the sample of a letter that is redacted.
 func sampleLetter(side letterSide, l *operator.DeadLetter) sample {
 	name := fmt.Sprintf("letter %d of the %s", l.ID, l.Side)
 	if l.Key != "" {
@@ -164,7 +171,7 @@ func previewRedrive(ctx context.Context, l *letterChange, side letterSide, d *op
 		}
 		effects[says]++
 		if len(p.Samples) < maxSamples {
-			one := sampleLetter(side, &seen.DeadLetter)
+			one := l.sampleLetter(side, &seen.DeadLetter)
 			one.Note = says
 			p.Samples = append(p.Samples, one)
 		}
@@ -419,7 +426,8 @@ func (e *editChange) preview(ctx context.Context) (p preview, err error) {
 	if err != nil {
 		return p, err
 	}
-	was, err := d.Get(ctx, e.id)
+	was, err := d.GetLimited(ctx, e.id, maxRead)
+	e.console.redactLetter(&was)
 	if errors.Is(err, operator.ErrNoDeadLetter) || err == nil && was.State != operator.StateDead {
 		return p, errNoLetter(e.side.Side, e.id)
 	}
@@ -455,7 +463,7 @@ func (e *editChange) apply(ctx context.Context, o *applyOptions, _ func(tally)) 
 	if err != nil {
 		return tally{}, err
 	}
-	was, err := d.Get(ctx, e.id)
+	was, err := d.GetLimited(ctx, e.id, maxRead)
 	if err == nil {
 		var made operator.Edit
 		if made, err = e.operation(&was); err == nil {

@@ -245,7 +245,11 @@ func (c *Console) showGroups(ctx context.Context, r *request) (any, error) {
 			if err != nil {
 				return operator.LetterGroups{}, err
 			}
-			return d.Group(ctx, search.filter(search.state()), groupsOfSide)
+			found, err := d.Group(ctx, search.filter(search.state()), groupsOfSide)
+			for i := range found.Groups {
+				found.Groups[i].Error = c.redactText(KindError, found.Groups[i].Topic, found.Groups[i].Error)
+			}
+			return found, err
 		})
 		v.Total, v.Missing = v.Total+read.Total, v.Missing+read.Missing
 		for _, g := range read.Groups {
@@ -387,7 +391,7 @@ func (c *Console) showLetters(ctx context.Context, r *request) (any, error) {
 	for _, state := range []string{"", string(operator.StateRetrying)} {
 		v.Tabs = append(v.Tabs, stateTab{map[bool]string{true: "dead", false: state}[state == ""], search.with("state", state), string(search.state()) == map[bool]string{true: string(operator.StateDead), false: state}[state == ""]})
 	}
-	if v.Problems, err = c.readSides(ctx, sides[begin:], func(side letterSide) error { return v.readSide(ctx, side, &after) }); err != nil {
+	if v.Problems, err = c.readSides(ctx, sides[begin:], func(side letterSide) error { return c.readLetters(ctx, v, side, &after) }); err != nil {
 		return nil, err
 	}
 	if r.values.Get("after") != "" {
@@ -396,8 +400,8 @@ func (c *Console) showLetters(ctx context.Context, r *request) (any, error) {
 	return v, nil
 }
 
-// readSide appends letters of one side, behind the id after, until the page is full. It sets after to 0 for the next side.
-func (v *lettersView) readSide(ctx context.Context, side letterSide, after *int64) error {
+// readLetters appends letters of one side, behind the id after, until the page is full. It sets after to 0 for the next side.
+func (c *Console) readLetters(ctx context.Context, v *lettersView, side letterSide, after *int64) error {
 	begin := *after
 	*after = 0
 	if v.Next != "" {
@@ -413,7 +417,7 @@ func (v *lettersView) readSide(ctx context.Context, side letterSide, after *int6
 		return err
 	}
 	more := len(found) > room
-	for _, l := range found[:min(len(found), room)] {
+	for _, l := range c.redactLetters(found[:min(len(found), room)]) {
 		v.Rows = append(v.Rows, letterRow{l, side.place})
 		begin = l.ID
 	}

@@ -167,7 +167,7 @@ func TestALetterIsShownRedactedAndLimited(t *testing.T) {
 	f.exec(t, `UPDATE {schema}.parked SET payload = convert_to('{"card":"4711","more":"' || repeat('x', 3000) || '"}', 'UTF8'), header_values = '{4711,pay}', stack = 'goroutine 1' WHERE id = 1`)
 	f.exec(t, `INSERT INTO {schema}.inbox (scope, key, step, n, state, attempts, digest) VALUES ('acme', 'k0001', 'charge', '1', 'dead', 5, sha256('x')), ('acme', 'k0001', 'book', '1', 'done', 1, sha256('x'))`)
 	_, text := f.get(t, f.letterPath("letter", 1))
-	for _, want := range []string{"####", "longer than a page shows", "goroutine 1", "order 1 not found", "What a redrive would do", "this letter", ">book", "saga?database=main&amp;key=k0001&amp;schema=" + f.schema + "&amp;scope=acme"} {
+	for _, want := range []string{"####", "Only the first 2 KiB of 3 KiB are shown", "goroutine 1", "order 1 not found", "What a redrive would do", "this letter", ">book", "saga?database=main&amp;key=k0001&amp;schema=" + f.schema + "&amp;scope=acme"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("the page lacks %q: %s", want, text)
 		}
@@ -547,7 +547,7 @@ func TestABadEditKeepsWhatWasTyped(t *testing.T) {
 		t.Errorf("a large form = %d, want 413", response.StatusCode)
 	}
 	f.exec(t, "UPDATE {schema}.parked SET payload = convert_to(repeat('x', 70000), 'UTF8')")
-	if _, text := f.get(t, f.letterPath("letter/edit", 1)); !strings.Contains(text, "larger than a page shows") || strings.Contains(text, `name="payload"`) {
+	if _, text := f.get(t, f.letterPath("letter/edit", 1)); !strings.Contains(text, "larger than a form takes, which is 64 KiB") || strings.Contains(text, `name="payload"`) {
 		t.Errorf("the form of a large payload: %.2000s", text)
 	}
 	if got := f.letterJournal(t); got != "" {

@@ -181,7 +181,7 @@ func (c *Console) showOutbox(ctx context.Context, r *request) (any, error) {
 	}
 	v := state.(*outboxView)
 	v.placeChoice, v.Search, v.Tabs, v.About = newPlaceChoice(search.In, all), search, search.tabs(), placeTexts[operator.Place(search.Place)]
-	next, err := v.fillRows(ctx, withOutbox(chosen, v.State), after)
+	next, err := c.fillMessages(ctx, v, withOutbox(chosen, v.State), after)
 	if err != nil {
 		return nil, err
 	}
@@ -215,8 +215,8 @@ func (s *messageSearch) tabs() (tabs []stateTab) {
 	return tabs
 }
 
-// fillRows fills the page, one place after the other, and returns where the next page begins.
-func (v *outboxView) fillRows(ctx context.Context, places []*place, after messagePoint) (*messagePoint, error) {
+// fillMessages fills the page, one place after the other, and returns where the next page begins.
+func (c *Console) fillMessages(ctx context.Context, v *outboxView, places []*place, after messagePoint) (*messagePoint, error) {
 	begin := 0
 	if after.In != "" {
 		if begin = slices.IndexFunc(places, func(p *place) bool { return p.Name == after.In }); begin < 0 {
@@ -240,6 +240,7 @@ func (v *outboxView) fillRows(ctx context.Context, places []*place, after messag
 			return nil, err
 		}
 		for _, m := range found {
+			c.redactMessage(&m)
 			v.Rows = append(v.Rows, messageRow{m, places[i]})
 		}
 		if next != nil {
@@ -300,7 +301,11 @@ func (c *Console) readOutbox(ctx context.Context, p placeView) outboxState {
 		s.Flow = &flow
 	}
 	keys, err := c.waitingKeys.get(ctx, p.Name, keysAge, func(ctx context.Context) ([]operator.WaitingKey, error) {
-		return reader.ListWaitingKeys(ctx, "", keysOnPage+1)
+		found, err := reader.ListWaitingKeys(ctx, "", keysOnPage+1)
+		for i := range found {
+			found[i].First.Reason = c.redactText(KindError, found[i].First.Topic, found[i].First.Reason)
+		}
+		return found, err
 	})
 	if err != nil {
 		fail("Waiting keys", err)
@@ -343,7 +348,7 @@ func (c *Console) showMessage(ctx context.Context, r *request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	m, err := reader.GetMessage(ctx, id)
+	m, err := reader.GetMessage(ctx, id, maxRead)
 	if errors.Is(err, operator.ErrNoMessage) {
 		return nil, &pageError{Status: http.StatusNotFound, What: fmt.Sprintf("The outbox of %s does not have message %d.", chosen[0].Label, id),
 			Advice: "It was published, and the log was emptied since; or it was discarded. Look for its key or its message id at Why?."}
@@ -351,6 +356,7 @@ func (c *Console) showMessage(ctx context.Context, r *request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
+	c.redactMessage(&m.OutboxMessage)
 	v := &storedView{place: chosen[0], StoredMessage: m, Several: len(all) > 1, About: messageTexts[m.Place]}
 	v.Listed = c.showHeaders(m.Topic, m.Headers)
 	v.Shown = c.newPayload(m.Topic, m.Payload, m.Size)
@@ -362,7 +368,7 @@ func (c *Console) showHeaders(topic string, stored json.RawMessage) (all []heade
 	if len(stored) == 0 {
 		return nil
 	}
-	data, cut := c.redact(Content{Kind: "headers", Name: topic, Data: stored})
+	data, cut := c.redact(Content{Kind: KindHeaders, Name: topic, Data: stored})
 	values := map[string]any{}
 	if cut || json.Unmarshal(data, &values) != nil {
 		return []header{{"(redacted)", string(data)}}

@@ -232,6 +232,12 @@ func TestAnExportHasNoFormulas(t *testing.T) {
 			t.Errorf("row %q", row)
 		}
 	}
+	for cell, want := range map[string]string{"x;=1+1": "x;'=1+1", `x;"=1"`: `x;"'=1"`, "x; =1": "x; '=1", "\uff1d1": "'\uff1d1", "\uff0b1": "'\uff0b1", "\uff0d1": "'\uff0d1", "\uff20a": "'\uff20a",
+		" =1": " '=1", "\ufeff=1": "\ufeff'=1", "a\n=1": "a\n'=1", "x\t@a": "x\t'@a", "a=b-c;d": "a=b-c;d", "2026-01-31T12:00:00Z": "2026-01-31T12:00:00Z", "\t=1": "'\t'=1", "": ""} {
+		if got := quoteFormula(cell); got != want {
+			t.Errorf("the cell %q is written as %q, want %q", cell, got, want)
+		}
+	}
 	if response, _ := f.get(t, "/journal.csv?since=x"); response.StatusCode != http.StatusBadRequest {
 		t.Errorf("a bad search = %d, want 400", response.StatusCode)
 	}

@@ -261,6 +261,7 @@ func (c *Console) showRun(_ context.Context, r *request) (any, error) {
 		return nil, err
 	}
 	v := found.snapshot()
+	v.Why, v.Refusals = c.redactText(KindReason, "", v.Why), sortReasons(c.redactRefusals("", v.Tally.Refused))
 	may := r.role >= found.change.role()
 	v.CanPause, v.CanResume = may && v.State == runActive, may && (v.State == runPaused || v.State == runFailed)
 	return v, nil

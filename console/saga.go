@@ -149,7 +149,7 @@ func (c *Console) readSaga(ctx context.Context, r *request, follow bool) (*sagaR
 		key, age = key+" "+readRevision(ctx, chosen, at), followedAge
 	}
 	s.Explanation, err = c.explanations.get(ctx, key, age, func(ctx context.Context) (*operator.Explanation, error) {
-		return operator.Explain(ctx, sources, at, &operator.ExplainOptions{ReadTimeout: c.opts.ReadTimeout, Buttons: true})
+		return operator.Explain(ctx, sources, at, c.explainOptions())
 	})
 	if err != nil {
 		return nil, err
@@ -160,6 +160,15 @@ func (c *Console) readSaga(ctx context.Context, r *request, follow bool) (*sagaR
 			Advice: "Look whether key and scope are right, or search for it. Rows of a saga that has ended may have been removed."}
 	}
 	return s, nil
+}
+
+// explainOptions are those of each explanation: what it has is redacted.
+func (c *Console) explainOptions() *operator.ExplainOptions {
+	o := &operator.ExplainOptions{ReadTimeout: c.opts.ReadTimeout, Buttons: true}
+	if c.opts.Redact != nil {
+		o.Redact = c.redactText
+	}
+	return o
 }
 
 // readRevision returns a text that changes with an instance and with those nested in it, by look-ups in indexes. It is
@@ -275,6 +284,9 @@ func (c *Console) showSaga(ctx context.Context, r *request) (any, error) {
 		if err != nil {
 			return nil, err
 		}
+		for i := range choices {
+			choices[i].Refusal = c.redactText(KindError, s.timeline.Saga, choices[i].Refusal)
+		}
 		v.Verbs, v.StepVerbs = listVerbs(s, choices, r.role)
 	}
 	return v, nil
@@ -313,7 +325,7 @@ func (c *Console) newSagaView(s *sagaReading) *sagaView {
 	v.Steps = listSteps(s, t)
 	v.Events, v.Earlier = listEvents(s)
 	if len(t.State) > 0 {
-		v.State = c.newContent(Content{Kind: "state", Name: t.Saga, Data: t.State}, len(t.State))
+		v.State = c.newContent(Content{Kind: KindState, Name: t.Saga, Data: t.State}, len(t.State))
 	}
 	return v
 }
@@ -414,7 +426,7 @@ type contentView struct {
 func (c *Console) newContent(content Content, size int) *contentView {
 	data, cut := c.redact(content)
 	v := &contentView{}
-	if cut {
+	if cut || len(content.Data) < size {
 		v.Note = fmt.Sprintf("Only the first %s of %s are shown.", formatBytes(int64(len(data))), formatBytes(int64(size)))
 	}
 	v.Text = visibleLines(string(indentJSON(data)))

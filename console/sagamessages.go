@@ -19,7 +19,7 @@ const (
 	// maxContents is how many messages and how many letters of a saga a page shows with their content: the last ones.
 	maxContents = 40
 
-	// maxRead is how many bytes a payload may have that is read as a whole: Options.Redact gets nothing that is cut off.
+	// maxRead is how many bytes of a payload are read. Of a longer one Options.Redact gets nothing.
 	maxRead = 1 << 20
 )
 
@@ -120,12 +120,18 @@ func (c *Console) fillMessage(m *messageView, content *operator.MessageContent) 
 	m.TraceURL = c.traceURL(content.Headers["traceparent"])
 }
 
-// newPayload returns what a page shows of a payload. data is nil if it is too large to be read.
+// noteTooLarge says that a payload is not shown.
+func noteTooLarge(size int) string {
+	return fmt.Sprintf("The payload of %s is larger than %s, and is not shown.", formatBytes(int64(size)), formatBytes(maxRead))
+}
+
+// newPayload returns what a page shows of a payload, of which data is the beginning. A hook that redacts gets nothing that
+// is cut off.
 func (c *Console) newPayload(topic string, data []byte, size int) *contentView {
-	if data == nil && size > 0 || len(data) > maxRead {
-		return &contentView{Note: fmt.Sprintf("The payload of %s is larger than %s, and is not shown.", formatBytes(int64(size)), formatBytes(maxRead))}
+	if len(data) < size && (data == nil || c.opts.Redact != nil) {
+		return &contentView{Note: noteTooLarge(size)}
 	}
-	v := c.newContent(Content{Kind: "payload", Name: topic, Data: data}, size)
+	v := c.newContent(Content{Kind: KindPayload, Name: topic, Data: data}, size)
 	if !utf8.Valid(data) {
 		v.Note = fmt.Sprintf("The payload is not text. %s", v.Note)
 	}
@@ -141,7 +147,7 @@ func (c *Console) newHeaders(topic string, headers map[string]string) *contentVi
 	if err != nil {
 		return &contentView{Note: "The headers are not text."}
 	}
-	return c.newContent(Content{Kind: "headers", Name: topic, Data: data}, len(data))
+	return c.newContent(Content{Kind: KindHeaders, Name: topic, Data: data}, len(data))
 }
 
 // readLetter reads payload and stack of a letter. One that is gone keeps its error.
@@ -153,10 +159,11 @@ func (c *Console) readLetter(ctx context.Context, p *place, l *letterView) error
 	if err != nil {
 		return err
 	}
-	found, err := letters.Get(ctx, l.ID)
+	found, err := letters.GetLimited(ctx, l.ID, maxRead)
+	c.redactLetter(&found)
 	switch {
 	case errors.Is(err, operator.ErrNoDeadLetter):
-		found = l.DeadLetter
+		found = l.DeadLetter // which is redacted
 	case err != nil:
 		return err
 	}

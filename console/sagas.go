@@ -199,7 +199,7 @@ func (c *Console) showSagas(ctx context.Context, r *request) (any, error) {
 			v.Verbs = append(v.Verbs, decisionVerbs[verb])
 		}
 	}
-	next, err := v.readRows(ctx, chosen, after)
+	next, err := c.readSagas(ctx, v, chosen, after)
 	if err != nil {
 		return nil, err
 	}
@@ -231,9 +231,9 @@ func (s *sagaSearch) tabs() []stateTab {
 	return tabs
 }
 
-// readRows fills the page, one place after the other, and returns where the next page begins. A search for a step reads
+// readSagas fills the page, one place after the other, and returns where the next page begins. A search for a step reads
 // more instances than it shows, and gives up after maxWalked.
-func (v *sagasView) readRows(ctx context.Context, places []*place, after sagaPlace) (next *sagaPlace, err error) {
+func (c *Console) readSagas(ctx context.Context, v *sagasView, places []*place, after sagaPlace) (next *sagaPlace, err error) {
 	begin := 0
 	if after.In != "" {
 		if begin = slices.IndexFunc(places, func(p *place) bool { return p.Name == after.In }); begin < 0 {
@@ -267,6 +267,7 @@ func (v *sagasView) readRows(ctx context.Context, places []*place, after sagaPla
 				return &sagaPlace{places[i].Name, *from}, nil
 			}
 			for k := range found {
+				found[k].Reason = c.redactText(KindError, found[k].Saga, found[k].Reason)
 				v.Rows = append(v.Rows, sagaRow{found[k], places[i]})
 			}
 			walked += size

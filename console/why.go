@@ -133,7 +133,7 @@ func (c *Console) explainKey(ctx context.Context, v *whyView) error {
 	for _, p := range v.Looked {
 		sources = append(sources, operator.Source{DB: p.pool, Schema: p.Schema, Name: p.Label, Flags: flagsOf(p, len(c.databases))})
 	}
-	e, err := operator.Explain(ctx, sources, operator.Address{Scope: v.Scope, Key: v.Key, Path: v.Path}, &operator.ExplainOptions{ReadTimeout: c.opts.ReadTimeout, Buttons: true})
+	e, err := operator.Explain(ctx, sources, operator.Address{Scope: v.Scope, Key: v.Key, Path: v.Path}, c.explainOptions())
 	var scopes *operator.ScopesError
 	var several *operator.AmbiguousError
 	switch {

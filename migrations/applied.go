@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/sagamill/sagamill/internal/limitedread"
 	"github.com/sagamill/sagamill/internal/sqlschema"
 )
 
@@ -34,14 +35,18 @@ ORDER BY n.nspname COLLATE "C"`
 
 // ListApplied lists the schemas in the database of db that have tables of this module, ordered by name. It includes
 // schemas without an inbox, which [Schemas] leaves out. It needs no grant; without SELECT on schema_version the version
-// of a schema stays unknown.
+// of a schema stays unknown. If ctx has a deadline, the server keeps it too.
 func ListApplied(ctx context.Context, db *pgxpool.Pool) ([]Applied, error) {
 	var tables []string
 	for _, p := range parts {
 		tables = append(tables, markers[p])
 	}
-	rows, _ := db.Query(ctx, sqlListApplied, versionTable, releaseMark, tables)
-	found, err := pgx.CollectRows(rows, scanApplied)
+	var found []Applied
+	err := pgx.BeginTxFunc(ctx, db, limitedread.Begin(ctx, ""), func(tx pgx.Tx) (err error) {
+		rows, _ := tx.Query(ctx, sqlListApplied, versionTable, releaseMark, tables)
+		found, err = pgx.CollectRows(rows, scanApplied)
+		return err
+	})
 	if err != nil {
 		return nil, fmt.Errorf("migrations: list schemas: %w", err)
 	}
@@ -78,12 +83,14 @@ func scanApplied(r pgx.CollectableRow) (a Applied, err error) {
 	return a, nil
 }
 
-// readVersion reads the version, unless it is denied.
+// readVersion reads the version, unless it is denied. A migration may hold the table for long.
 func (a *Applied) readVersion(ctx context.Context, db *pgxpool.Pool) error {
 	if a.Denied {
 		return nil
 	}
-	err := db.QueryRow(ctx, sqlschema.Bind(a.Schema, "SELECT version FROM {schema}."+versionTable)).Scan(&a.Version)
+	err := pgx.BeginTxFunc(ctx, db, limitedread.Begin(ctx, ""), func(tx pgx.Tx) error {
+		return tx.QueryRow(ctx, sqlschema.Bind(a.Schema, "SELECT version FROM {schema}."+versionTable)).Scan(&a.Version)
+	})
 	var refused *pgconn.PgError
 	if errors.As(err, &refused) && refused.Code == "42501" { // the grant is revoked at this moment
 		a.Denied, err = true, nil

@@ -3,9 +3,13 @@ package migrations_test
 import (
 	"context"
 	"slices"
+	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
@@ -79,5 +83,62 @@ func TestListAppliedKnowsVersionAndParts(t *testing.T) {
 	denied.Denied, denied.Version = false, migrations.Newest()
 	if diff := cmp.Diff(denied, applied(t, as, all)); diff != "" {
 		t.Errorf("with the grants, -want +got:\n%s", diff)
+	}
+}
+
+// A statementLog notes each statement of a connection.
+type statementLog struct {
+	mu  sync.Mutex
+	all []string
+}
+
+func (l *statementLog) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceQueryStartData) context.Context {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.all = append(l.all, strings.TrimSpace(data.SQL))
+	return ctx
+}
+
+func (l *statementLog) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+
+// The server limits each statement of ListApplied, which may wait for a migration, as the caller does. A client that has
+// died cannot cancel it.
+func TestListAppliedIsLimitedByTheServer(t *testing.T) {
+	t.Parallel()
+	name := schema(t)
+	if err := migrations.Up(t.Context(), pgtest.Direct(), name); err != nil {
+		t.Fatal(err)
+	}
+	log := &statementLog{}
+	config, err := pgxpool.ParseConfig(pgtest.URL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	config.ConnConfig.Tracer = log
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pool.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+	defer cancel()
+	if _, err := migrations.ListApplied(ctx, pool); err != nil {
+		t.Fatal(err)
+	}
+	limited, reads := false, 0
+	for _, statement := range log.all {
+		switch word, _, _ := strings.Cut(statement, " "); strings.ToLower(word) {
+		case "begin":
+			limited = strings.Contains(statement, "SET LOCAL statement_timeout")
+		case "commit":
+			limited = false
+		default:
+			if reads++; !limited {
+				t.Errorf("no limit for %s", statement)
+			}
+		}
+	}
+	if reads < 2 {
+		t.Errorf("the statements are %q", log.all)
 	}
 }

@@ -48,7 +48,7 @@ type DeadLetter struct {
 
 	Topic     string
 	MessageID string // of the inbox, as received: any bytes
-	Payload   []byte // from [DeadLetters.Get], for a [Keep], and from a preview of the inbox; else nil
+	Payload   []byte // from [DeadLetters.Get], for a [Keep], and from a preview of the inbox; else nil. See [DeadLetters.GetLimited]
 	Size      int    // bytes of payload
 
 	Error       string // of the last attempt; of the outbox, the broker's last answer
@@ -127,7 +127,7 @@ type DeadLetters struct {
 // A side implements DeadLetters for one table.
 type side interface {
 	listLetters(ctx context.Context, filter Filter, after int64, limit int) ([]DeadLetter, error)
-	getLetter(ctx context.Context, id int64) (DeadLetter, error)
+	getLetter(ctx context.Context, id int64, limit int) (DeadLetter, error)
 	countLetters(ctx context.Context, filter Filter) (int, error)
 	previewRedrive(ctx context.Context, filter Filter, o PreviewOptions, each func(Preview) error) (Outcomes, error)
 	redriveLetters(ctx context.Context, filter Filter, o RedriveOptions) (Outcomes, error)
@@ -168,8 +168,16 @@ func (d *DeadLetters) List(ctx context.Context, filter Filter, after int64, limi
 // Get returns a letter of any state with payload and stack. Its error is an
 // [ErrNoDeadLetter] if there is none.
 func (d *DeadLetters) Get(ctx context.Context, id int64) (DeadLetter, error) {
-	return d.letters.getLetter(ctx, id)
+	return d.letters.getLetter(ctx, id, wholePayload)
 }
+
+// GetLimited does what Get does, with the first limit bytes of the payload. [DeadLetter].Size says how many there are.
+func (d *DeadLetters) GetLimited(ctx context.Context, id int64, limit int) (DeadLetter, error) {
+	return d.letters.getLetter(ctx, id, max(0, limit))
+}
+
+// wholePayload is as many bytes as PostgreSQL stores in a column.
+const wholePayload = 1 << 30
 
 // Count counts the letters that filter picks.
 func (d *DeadLetters) Count(ctx context.Context, filter Filter) (int, error) {

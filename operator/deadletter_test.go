@@ -103,6 +103,11 @@ func TestGetReturnsAllThatIsKnown(t *testing.T) {
 	if listed, err := f.letters.List(t.Context(), Filter{State: StateRetrying}, 0, 1); err != nil || listed[0].Payload != nil || listed[0].Stack != "" || listed[0].Size != 12 {
 		t.Errorf("List reads payload or stack: %+v, %v", listed, err)
 	}
+	for limit, want := range map[int]string{-1: "", 0: "", 5: `{"amo`, 12: `{"amount":1}`, 1000: `{"amount":1}`} {
+		if got, err := f.letters.GetLimited(t.Context(), 4, limit); err != nil || string(got.Payload) != want || got.Size != 12 || got.Stack == "" {
+			t.Errorf("%d bytes of the payload: %q of %d, %v", limit, got.Payload, got.Size, err)
+		}
+	}
 	if _, err := f.letters.Get(t.Context(), 99); !errors.Is(err, ErrNoDeadLetter) {
 		t.Errorf("Get of none = %v", err)
 	}

@@ -39,6 +39,11 @@ type ExplainOptions struct {
 	// Buttons is for pages: sentences name verbs, for which a page has buttons, in place of commands of sagamill. See
 	// Finding.Commands.
 	Buttons bool
+
+	// Redact returns what parts and sentences have of a text of others. kind is "error", for an error of a handler or of
+	// the broker and for the reason of an instance or of a step, or "reason", for what a person has written. name is the
+	// topic of the message, or the name of the saga. Default: the text itself.
+	Redact func(kind, name, text string) string
 }
 
 // A SagaPart is the part of a saga that one schema has.
@@ -114,6 +119,7 @@ func Explain(ctx context.Context, sources []Source, at Address, opts *ExplainOpt
 			if err != nil {
 				return fmt.Errorf("schema %s: %w", p.Name, err)
 			}
+			part.redact(q.options.Redact)
 			q.parts = append(q.parts, part)
 		}
 		return q.checkScopes()

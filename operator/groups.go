@@ -162,10 +162,10 @@ func readRows[T any](ctx context.Context, e *engine, statement string, args []an
 	return all, err
 }
 
-// readLetter reads the letter with an id.
-func readLetter(ctx context.Context, e *engine, statement string, id int64, scan func(pgx.CollectableRow) (DeadLetter, error)) (letter DeadLetter, err error) {
+// readLetter reads the letter with an id, and at most limit bytes of its payload.
+func readLetter(ctx context.Context, e *engine, statement string, id int64, limit int, scan func(pgx.CollectableRow) (DeadLetter, error)) (letter DeadLetter, err error) {
 	err = e.readLimited(ctx, func(db querier) (err error) {
-		rows, _ := db.Query(ctx, statement, id)
+		rows, _ := db.Query(ctx, statement, id, limit)
 		letter, err = pgx.CollectExactlyOneRow(rows, scan)
 		return err
 	})

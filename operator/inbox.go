@@ -58,8 +58,8 @@ func (d *inboxLetters) listLetters(ctx context.Context, filter Filter, after int
 	return letters, nil
 }
 
-func (d *inboxLetters) getLetter(ctx context.Context, id int64) (DeadLetter, error) {
-	return readLetter(ctx, &d.engine, d.sql.read, id, scanInboxLetter)
+func (d *inboxLetters) getLetter(ctx context.Context, id int64, limit int) (DeadLetter, error) {
+	return readLetter(ctx, &d.engine, d.sql.read, id, limit, scanInboxLetter)
 }
 
 func (d *inboxLetters) countLetters(ctx context.Context, filter Filter) (n int, err error) {

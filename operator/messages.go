@@ -166,17 +166,18 @@ type StoredMessage struct {
 	OutboxMessage
 	ContentType string
 	Headers     json.RawMessage // as stored: an object; nil without headers
-	Payload     []byte
+	Payload     []byte          // its first bytes, if it is longer than a limit: see Size
 }
 
 // ErrNoMessage reports that an outbox does not have a message: it was published and the log was emptied since, or it was
 // discarded, or it never existed.
 var ErrNoMessage = errors.New("operator: no such message in the outbox")
 
-// GetMessage returns a message of any place with its content. Its error is an [ErrNoMessage] if there is none.
-func (r *Reader) GetMessage(ctx context.Context, id int64) (m StoredMessage, err error) {
+// GetMessage returns a message of any place with its content, and with the first limit bytes of its payload. Its error is
+// an [ErrNoMessage] if there is none.
+func (r *Reader) GetMessage(ctx context.Context, id int64, limit int) (m StoredMessage, err error) {
 	err = r.readByIndex(ctx, func(tx pgx.Tx) error {
-		rows, _ := tx.Query(ctx, r.sql.readMessage, id)
+		rows, _ := tx.Query(ctx, r.sql.readMessage, id, max(0, limit))
 		m, err = pgx.CollectExactlyOneRow(rows, func(row pgx.CollectableRow) (m StoredMessage, err error) {
 			var xid string
 			return m, scanOutboxMessage(row, &m.OutboxMessage, &xid, &m.ContentType, &m.Headers, &m.Payload)

@@ -62,8 +62,8 @@ func (d *outboxLetters) listLetters(ctx context.Context, filter Filter, after in
 	return letters, nil
 }
 
-func (d *outboxLetters) getLetter(ctx context.Context, id int64) (DeadLetter, error) {
-	return readLetter(ctx, &d.engine, d.sql.read, id, scanOutboxLetter)
+func (d *outboxLetters) getLetter(ctx context.Context, id int64, limit int) (DeadLetter, error) {
+	return readLetter(ctx, &d.engine, d.sql.read, id, limit, scanOutboxLetter)
 }
 
 func (d *outboxLetters) countLetters(ctx context.Context, filter Filter) (n int, err error) {

@@ -133,17 +133,22 @@ func TestAMessageIsReadWithItsContent(t *testing.T) {
 	if err != nil || len(listed) != 1 {
 		t.Fatalf("%v, %v", listed, err)
 	}
-	m, err := r.GetMessage(t.Context(), listed[0].ID)
+	m, err := r.GetMessage(t.Context(), listed[0].ID, 100)
 	if err != nil || string(m.Payload) != `{"x":1}` || string(m.Headers) != `{"a":"b"}` || m.ContentType != "application/json" || m.Place != PlaceStored || m.Size != 7 ||
 		m.Type != "new" || m.OrderingKey != "acme\x1fnew000" || m.CorrelationID != m.MessageID {
 		t.Errorf("of the log: %+v, %v", m, err)
 	}
-	m, err = r.GetMessage(t.Context(), 1_000_002)
+	m, err = r.GetMessage(t.Context(), 1_000_002, 3)
 	if err != nil || m.Place != PlaceWaiting || m.Behind == nil || m.Behind.ID != 1_000_001 || m.Behind.Reason != "no queue" || string(m.Payload) != "pay" {
 		t.Errorf("held: %+v, %v", m, err)
 	}
-	if _, err := r.GetMessage(t.Context(), 5_000_000); !errors.Is(err, ErrNoMessage) {
+	if _, err := r.GetMessage(t.Context(), 5_000_000, 100); !errors.Is(err, ErrNoMessage) {
 		t.Errorf("a message that is not there: %v", err)
+	}
+	for _, id := range []int64{listed[0].ID, 1_000_002} {
+		if cut, err := r.GetMessage(t.Context(), id, 2); err != nil || len(cut.Payload) != 2 || cut.Size <= 2 {
+			t.Errorf("two bytes of message %d: %q of %d, %v", id, cut.Payload, cut.Size, err)
+		}
 	}
 	keys, err := r.ListWaitingKeys(t.Context(), "", 10)
 	if err != nil || len(keys) != 2 || keys[0].OrderingKey != "k" || keys[0].Messages != 2 || keys[0].State != PlaceRefused || keys[0].First.ID != 1_000_001 || keys[0].First.Attempts != 3 {

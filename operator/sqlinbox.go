@@ -44,6 +44,7 @@ const sqlCountLetters = `SELECT count(*) FROM {schema}.parked WHERE {picked}`
 
 const sqlListLetters = `SELECT {letter} FROM {schema}.parked WHERE {picked} ORDER BY id LIMIT $16`
 
+// sqlReadLetter reads the letter $1, and at most $2 bytes of its payload.
 const sqlReadLetter = `SELECT {letter} FROM {schema}.parked WHERE id = $1`
 
 // sqlLockLetter locks a dead letter, so that it is neither redriven nor discarded
@@ -226,6 +227,7 @@ type inboxQueries struct {
 
 func newInboxQueries(schema string) inboxQueries {
 	full := strings.NewReplacer("{payload}", "payload", "{stack}", "stack", "{print}", sqlFingerprint("error")).Replace(sqlLetter)
+	cut := strings.NewReplacer("{payload}", "substring(payload FROM 1 FOR $2::integer)", "{stack}", "stack", "{print}", sqlFingerprint("error")).Replace(sqlLetter)
 	short := strings.NewReplacer("{payload}", "NULL::bytea", "{stack}", "''", "{print}", "''").Replace(sqlLetter)
 	unchanged := func(parameter string) string { return strings.ReplaceAll(sqlUnchanged, "{moment}", parameter) }
 	parts := strings.NewReplacer("{unchanged $2}", unchanged("$2"), "{unchanged $13}", unchanged("$13"), "{fingerprint}", sqlFingerprint("error"))
@@ -242,7 +244,7 @@ func newInboxQueries(schema string) inboxQueries {
 		return bind(strings.NewReplacer("{table}", table, "{letter}", short).Replace(statement))
 	}
 	return inboxQueries{
-		readClock: sqlLetterClock, read: bind(with(full, sqlReadLetter)), lock: bind(with(full, sqlLockLetter)), readLetters: bind(with(full, sqlReadLetters)),
+		readClock: sqlLetterClock, read: bind(with(cut, sqlReadLetter)), lock: bind(with(full, sqlLockLetter)), readLetters: bind(with(full, sqlReadLetters)),
 		count: both(sqlCountLetters), list: both(with(short, sqlListLetters)), pick: both(sqlPickLetters), group: both(groupedLetters(inboxGrouping)),
 		seeLetters: both(sqlSeeLetters), holdLetters: both(sqlHoldLetters), page: in(StateDead, sqlPageLetters),
 		retryNow: in(StateRetrying, sqlRetryNow), discard: in(StateDead, sqlDiscard), discardKept: in(StateDead, with(full, sqlDiscardKept)),

@@ -46,10 +46,10 @@ SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlati
 	CASE WHEN state <> 'dead' THEN due_at END
 FROM {schema}.outbox_held WHERE {picked} ORDER BY id LIMIT $13`
 
-// sqlReadHeld reads one message with its payload.
+// sqlReadHeld reads the message $1 with at most $2 bytes of its payload.
 const sqlReadHeld = `
 SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id, content_type,
-	headers, payload, octet_length(payload), created_at, attempts, reason, {fingerprint}, coalesce(refused_at, created_at),
+	headers, substring(payload FROM 1 FOR $2::integer), octet_length(payload), created_at, attempts, reason, {fingerprint}, coalesce(refused_at, created_at),
 	CASE WHEN state <> 'dead' THEN due_at END
 FROM {schema}.outbox_held WHERE id = $1 AND {letters}`
 

@@ -82,7 +82,7 @@ WITH p AS (
 SELECT '', ` + listedMessage + `
 FROM p ` + sqlFirstHeld + ` ORDER BY p.id`
 
-// sqlReadMessage reads a message with its headers and its payload, held or of the log.
+// sqlReadMessage reads the message $1 with its headers and at most $2 bytes of its payload, held or of the log.
 const sqlReadMessage = sqlReach + `,
 p AS MATERIALIZED (
 	SELECT ` + messageColumns + `, octet_length(payload) AS size, created_at, state AS place,
@@ -94,7 +94,7 @@ p AS MATERIALIZED (
 		NULL, 0, '', NULL, content_type, headers, payload, 1
 	FROM ({leaves}) d
 	ORDER BY log LIMIT 1)
-SELECT '', ` + listedMessage + `, p.content_type, p.headers, p.payload
+SELECT '', ` + listedMessage + `, p.content_type, p.headers, substring(p.payload FROM 1 FOR $2::integer)
 FROM p ` + sqlFirstHeld
 
 const sqlMessageLeaf = `

@@ -12,6 +12,7 @@ import (
 	"github.com/sagamill/sagamill"
 	"github.com/sagamill/sagamill/consumer"
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
+	"github.com/sagamill/sagamill/migrations"
 	"github.com/sagamill/sagamill/outbox"
 )
 
@@ -37,6 +38,24 @@ func start(t *testing.T, config sagamill.Config) *sagamill.Service {
 	})
 	await(t, "a service that is ready", func() bool { return s.CheckReady(ctx) == nil })
 	return s
+}
+
+// beginTx returns a transaction on a database with all tables. It is rolled back when the test ends.
+func beginTx(t *testing.T) pgx.Tx {
+	t.Helper()
+	database := pgtest.DirectDatabase(t)
+	if err := migrations.Up(t.Context(), database, "shop"); err != nil {
+		t.Fatal(err)
+	}
+	if err := migrations.UpFrom(t.Context(), database, "shop", "shop_version", Migrations); err != nil {
+		t.Fatal(err)
+	}
+	tx, err := pgtest.Pool(t, database).Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = tx.Rollback(context.Background()) })
+	return tx
 }
 
 // send writes messages in one transaction.

@@ -57,7 +57,7 @@ func sendParcel(ctx context.Context, tx pgx.Tx, in consumer.Message[PlacedOrder]
 	var name, address string
 	err := tx.QueryRow(ctx, "SELECT name, address FROM shop.customer WHERE id = $1 FOR KEY SHARE", in.Body.CustomerID).Scan(&name, &address)
 	if errors.Is(err, pgx.ErrNoRows) {
-		emit(outbox.Message{Topic: "parcel.refused", Step: "cancel-order", Payload: in.Payload})
+		emit.JSON("parcel.refused", "cancel-order", in.Body)
 		return nil
 	}
 	if err != nil {

@@ -6,7 +6,6 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/sagamill/sagamill/consumer"
-	"github.com/sagamill/sagamill/outbox"
 )
 
 // parts is how many messages an order waits for.
@@ -31,7 +30,7 @@ RETURNING cardinality(parts)`, in.CorrelationID, part).Scan(&arrived)
 			return err
 		}
 		if arrived == parts {
-			emit(outbox.Message{Topic: "order.ready", Step: "ship", Payload: in.Payload})
+			emit.JSON("order.ready", "ship", in.Body)
 		}
 		return nil
 	}

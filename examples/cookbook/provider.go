@@ -66,9 +66,9 @@ func recordCharge(ctx context.Context, tx pgx.Tx, in consumer.Message[Order], ch
 		return err
 	}
 	if charge.Declined != "" {
-		emit(outbox.Message{Topic: "payment.declined", Step: "cancel-order", Payload: in.Payload})
+		emit.JSON("payment.declined", "cancel-order", in.Body)
 		return nil
 	}
-	emit(outbox.Message{Topic: "payment.taken", Step: "ship", Payload: in.Payload})
+	emit.JSON("payment.taken", "ship", in.Body)
 	return nil
 }

@@ -7,7 +7,6 @@ import (
 
 	"github.com/sagamill/sagamill/consumer"
 	"github.com/sagamill/sagamill/examples/cookbook/shopdb"
-	"github.com/sagamill/sagamill/outbox"
 )
 
 // Reserve takes an item from stock by a query of sqlc.
@@ -21,9 +20,9 @@ func reserve(ctx context.Context, tx pgx.Tx, in consumer.Message[Order], emit co
 		return err
 	}
 	if taken == 0 {
-		emit(outbox.Message{Topic: "stock.missing", Step: "cancel-order", Payload: in.Payload})
+		emit.JSON("stock.missing", "cancel-order", in.Body)
 		return nil
 	}
-	emit(outbox.Message{Topic: "stock.reserved", Step: "ship", Payload: in.Payload})
+	emit.JSON("stock.reserved", "ship", in.Body)
 	return nil
 }

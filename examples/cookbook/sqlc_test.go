@@ -1,10 +1,8 @@
 package cookbook
 
 import (
-	"errors"
+	"slices"
 	"testing"
-
-	"github.com/jackc/pgx/v5"
 
 	"github.com/sagamill/sagamill"
 	"github.com/sagamill/sagamill/consumer"
@@ -28,22 +26,21 @@ func TestReserveTakesFromStock(t *testing.T) {
 	}
 }
 
-// What the queries write is rolled back with the step.
-func TestReserveIsRolledBackWithItsStep(t *testing.T) {
+// A handler is a function: it is called in a transaction that is rolled back.
+func TestReserveAlone(t *testing.T) {
 	t.Parallel()
-	s := start(t, sagamill.Config{Steps: []consumer.Step{Reserve}})
-	if _, err := s.Database().Exec(t.Context(), "INSERT INTO shop.stock (item, free) VALUES ('book', 1)"); err != nil {
+	tx := beginTx(t)
+	if _, err := tx.Exec(t.Context(), "INSERT INTO shop.stock (item, free) VALUES ('book', 1)"); err != nil {
 		t.Fatal(err)
 	}
-	failed := errors.New("a later statement fails")
-	err := pgx.BeginFunc(t.Context(), s.Database(), func(tx pgx.Tx) error {
-		in := consumer.Message[Order]{Body: Order{Item: "book"}}
-		return errors.Join(reserve(t.Context(), tx, in, func(...outbox.Message) {}), failed)
-	})
-	if !errors.Is(err, failed) {
-		t.Fatal(err)
+	var emitted []string
+	emit := func(msgs ...outbox.Message) { emitted = append(emitted, msgs[0].Topic) }
+	for range 2 {
+		if err := reserve(t.Context(), tx, consumer.Message[Order]{Body: Order{Item: "book"}}, emit); err != nil {
+			t.Fatal(err)
+		}
 	}
-	if free, err := shopdb.New(s.Database()).CountFree(t.Context(), "book"); free != 1 || err != nil {
-		t.Errorf("%d books are free (%v), want 1", free, err)
+	if want := []string{"stock.reserved", "stock.missing"}; !slices.Equal(emitted, want) {
+		t.Errorf("emitted %q, want %q", emitted, want)
 	}
 }

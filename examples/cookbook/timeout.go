@@ -33,7 +33,7 @@ func awaitPayment(limit time.Duration) consumer.Handler[Order] {
 func takePayment(ctx context.Context, tx pgx.Tx, in consumer.Message[Order], emit consumer.Emit) error {
 	closed, err := closeInvoice(ctx, tx, in.CorrelationID, "paid")
 	if err == nil && !closed {
-		emit(outbox.Message{Topic: "payment.refused", Step: "refund", Payload: in.Payload})
+		emit.JSON("payment.refused", "refund", in.Body)
 	}
 	return err
 }
@@ -42,7 +42,7 @@ func takePayment(ctx context.Context, tx pgx.Tx, in consumer.Message[Order], emi
 func endWaiting(ctx context.Context, tx pgx.Tx, in consumer.Message[Order], emit consumer.Emit) error {
 	closed, err := closeInvoice(ctx, tx, in.CorrelationID, "cancelled")
 	if err == nil && closed {
-		emit(outbox.Message{Topic: "order.cancelled", Step: "give-back", Payload: in.Payload})
+		emit.JSON("order.cancelled", "give-back", in.Body)
 	}
 	return err
 }

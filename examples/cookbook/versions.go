@@ -1,6 +1,9 @@
 package cookbook
 
 import (
+	"encoding/json"
+	"io"
+
 	"github.com/sagamill/sagamill/saga"
 )
 
@@ -32,3 +35,8 @@ var PurchaseV2 = saga.Must(saga.Define("purchase", 2,
 	charge,
 	ship,
 ))
+
+// PrintManifest prints what the program knows, for the command sagamill saga check.
+func PrintManifest(w io.Writer) error {
+	return json.NewEncoder(w).Encode(saga.NewManifest(PurchaseV1, PurchaseV2))
+}

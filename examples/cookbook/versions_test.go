@@ -1,6 +1,7 @@
 package cookbook
 
 import (
+	"bytes"
 	"context"
 	"testing"
 
@@ -60,11 +61,19 @@ func TestManifestFindsALiveVersion(t *testing.T) {
 	t.Parallel()
 	s := start(t, sagamill.Config{Sagas: []saga.Plan{PurchaseV1, PurchaseV2}}) // without participants it does not end
 	begin(t, s, PurchaseV1, "old")
+	var printed bytes.Buffer
+	if err := PrintManifest(&printed); err != nil {
+		t.Fatal(err)
+	}
+	both, err := saga.ReadManifest(&printed)
+	if err != nil {
+		t.Fatal(err)
+	}
 	for _, tt := range []struct {
 		manifest saga.Manifest
 		problem  bool
 	}{
-		{saga.NewManifest(PurchaseV1, PurchaseV2), false},
+		{both, false},
 		{saga.NewManifest(PurchaseV2), true},
 	} {
 		live, err := tt.manifest.Check(t.Context(), s.Database(), s.Schema())

@@ -30,8 +30,8 @@ import (
 )
 
 const (
-	// patience is how long a page may take to show what a test waits for.
-	patience = time.Minute
+	// patience is how long a page may take to show what a test waits for, on a machine that has other work.
+	patience = 3 * time.Minute
 
 	lookPause = 20 * time.Millisecond
 )
@@ -268,7 +268,8 @@ func (b *browser) press(text string) {
 }
 
 // click clicks on what find, a JavaScript expression, returns. It looks again until find returns an element: a stream may
-// replace parts of the page.
+// replace parts of the page. If the click leads to another page, it first closes the stream: an element that is replaced
+// between the two halves of a click gets none.
 func (b *browser) click(what, find string) {
 	b.t.Helper()
 	var target struct {
@@ -281,8 +282,9 @@ func (b *browser) click(what, find string) {
 			X, Y  float64
 			Leads bool
 		}](b, `(() => { const c = `+find+`; c.scrollIntoView({block: 'center', behavior: 'instant'}); window.before = true; const r = c.getClientRects()[0];
-			return {X: r.x + Math.min(r.width / 2, 40), Y: r.y + r.height / 2,
-				Leads: c.tagName === 'A' ? !c.getAttribute('href').startsWith('#') : c.tagName === 'BUTTON' && c.form !== null && c.type === 'submit'}; })()`)
+			const leads = c.tagName === 'A' ? !c.getAttribute('href').startsWith('#') : c.tagName === 'BUTTON' && c.form !== null && c.type === 'submit';
+			if (leads) window.streams?.forEach(s => s.close());
+			return {X: r.x + Math.min(r.width / 2, 40), Y: r.y + r.height / 2, Leads: leads}; })()`)
 		return err == nil
 	})
 	b.do(chromedp.MouseClickXY(target.X, target.Y))

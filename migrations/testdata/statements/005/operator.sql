@@ -268,7 +268,7 @@ SELECT id FROM {schema}.parked WHERE state = 'retrying' AND id > $1 AND last_at 
 		FROM '^edit [0-9]+ at ([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]+Z) by ')::timestamptz <= $13, true) END) AND kind = ANY ($17) ORDER BY id LIMIT $16
 ---- inboxQueries.read
 SELECT id, state, kind, coalesce(scope, ''), coalesce(key, ''), coalesce(step, ''), coalesce(n, ''), topic, message_id,
-	header_names, header_values, payload, octet_length(payload), reason, error, stack, left(encode(sha256(convert_to(left(regexp_replace(left(error, 1000), '"(?:\\.|[^"\\])*(?:"|$)|(?<![[:alnum:]_-])[[:alnum:]_-]*[0-9][[:alnum:]_-]*|(?<![[:alnum:]])[[:alnum:]]+''[[:alnum:]]+|''[^'']*(?:''|$)|`[^`]*(?:`|$)|[0-9a-fA-F]{8,}', '?', 'g'), 160), 'UTF8')), 'hex'), 16), attempts, first_at, last_at,
+	header_names, header_values, substring(payload FROM 1 FOR $2::integer), octet_length(payload), reason, error, stack, left(encode(sha256(convert_to(left(regexp_replace(left(error, 1000), '"(?:\\.|[^"\\])*(?:"|$)|(?<![[:alnum:]_-])[[:alnum:]_-]*[0-9][[:alnum:]_-]*|(?<![[:alnum:]])[[:alnum:]]+''[[:alnum:]]+|''[^'']*(?:''|$)|`[^`]*(?:`|$)|[0-9a-fA-F]{8,}', '?', 'g'), 160), 'UTF8')), 'hex'), 16), attempts, first_at, last_at,
 	CASE WHEN state = 'retrying' AND isfinite(due_at) THEN due_at END, digest, in_doubt FROM {schema}.parked WHERE id = $1
 ---- inboxQueries.readClock
 
@@ -749,7 +749,7 @@ SELECT key FROM first WHERE id IS NULL
 ---- outboxQueries.read
 
 SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id, content_type,
-	headers, payload, octet_length(payload), created_at, attempts, reason, left(encode(sha256(convert_to(left(regexp_replace(left(reason, 1000), '"(?:\\.|[^"\\])*(?:"|$)|(?<![[:alnum:]_-])[[:alnum:]_-]*[0-9][[:alnum:]_-]*|(?<![[:alnum:]])[[:alnum:]]+''[[:alnum:]]+|''[^'']*(?:''|$)|`[^`]*(?:`|$)|[0-9a-fA-F]{8,}', '?', 'g'), 160), 'UTF8')), 'hex'), 16), coalesce(refused_at, created_at),
+	headers, substring(payload FROM 1 FOR $2::integer), octet_length(payload), created_at, attempts, reason, left(encode(sha256(convert_to(left(regexp_replace(left(reason, 1000), '"(?:\\.|[^"\\])*(?:"|$)|(?<![[:alnum:]_-])[[:alnum:]_-]*[0-9][[:alnum:]_-]*|(?<![[:alnum:]])[[:alnum:]]+''[[:alnum:]]+|''[^'']*(?:''|$)|`[^`]*(?:`|$)|[0-9a-fA-F]{8,}', '?', 'g'), 160), 'UTF8')), 'hex'), 16), coalesce(refused_at, created_at),
 	CASE WHEN state <> 'dead' THEN due_at END
 FROM {schema}.outbox_held WHERE id = $1 AND (state = 'dead' OR (state = 'refused' OR state = 'waiting' AND due_at < 'infinity' AND reason <> ''))
 ---- outboxQueries.readClock
@@ -1155,7 +1155,7 @@ UNION ALL
 SELECT '', p.id, p.message_id::text, CASE WHEN p.place = 'stored' AND h.id IS NOT NULL THEN 'waiting' ELSE p.place END,
 	p.topic, p.type, p.scope, p.key, p.step, p.n, p.ordering_key, p.correlation_id, p.causation_id,
 	p.size, p.created_at, p.due_at, p.attempts, p.reason, p.refused_at,
-	coalesce(h.id, 0), h.topic, h.scope, h.key, h.step, h.n, coalesce(h.attempts, 0), h.reason, h.due_at, p.content_type, p.headers, p.payload
+	coalesce(h.id, 0), h.topic, h.scope, h.key, h.step, h.n, coalesce(h.attempts, 0), h.reason, h.due_at, p.content_type, p.headers, substring(p.payload FROM 1 FOR $2::integer)
 FROM p LEFT JOIN LATERAL (
 	SELECT id, topic, scope, key, step, n, attempts, reason, CASE WHEN isfinite(due_at) THEN due_at END AS due_at
 	FROM (
