@@ -31,7 +31,7 @@ export GOFLAGS := $(GOFLAGS) -buildvcs=false
 export STATICCHECK_CACHE ?= $(shell $(GO) env GOCACHE)/staticcheck
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-trip serve serve-trip chaos services test verify long-packages slow-tests test-console console-tests test-postgres test-pooler tests fuzz mutants mutate model check reference api apidiff statements vuln cross licences fmt bench-idemkey bench-relay bench-consumer bench-saga bench-quiet bench-scale bench-console FORCE
+.PHONY: help demo demo-trip serve serve-trip chaos services test verify long-packages slow-tests test-console console-tests docs test-postgres test-pooler tests fuzz mutants mutate model check reference api apidiff statements vuln cross licences fmt bench-idemkey bench-relay bench-consumer bench-saga bench-quiet bench-scale bench-console FORCE
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -83,12 +83,22 @@ long-packages:
 slow-tests:
 	@$(MAKE) --no-print-directory tests RUN='$(SLOW)' PKG="$$(grep -rlE --include='*_test.go' 'func $(SLOW:^%=%)' . | xargs -n 1 dirname | sort -u | xargs)"
 
-test-console: bin/with ## run the tests of the console in a real Chromium, which is installed if it is missing; RUN=TestX for some, SHOTS=DIR writes screenshots
+test-console: bin/with ## run the tests of the console and of the documents' site in a real Chromium, which is installed if it is missing; RUN=TestX for some, SHOTS=DIR writes screenshots
 	@bin/with -own -program chromium -- $(MAKE) --no-print-directory console-tests
 
 # The browser's modules are requirements of these tests alone, which are a module of their own.
-console-tests:
+console-tests: docs
 	@$(GO) -C internal/suites/browsertest test $(RACE) $(TESTFLAGS) -run='$(RUN)' . $(if $(SHOTS),-args -shots='$(abspath $(SHOTS))')
+
+# The generator's modules are requirements of nothing else. To compile it takes three minutes of two processors, once.
+docs: bin/hugo ## build a site of all documents into bin/docs: open bin/docs/index.html in a browser
+	@rm -rf bin/docs
+	@bin/hugo --quiet --noBuildLock --source internal/tools/docsite --destination '$(CURDIR)/bin/docs'
+	@echo 'make docs: open $(CURDIR)/bin/docs/index.html'
+
+bin/hugo: export CGO_ENABLED = 0
+bin/hugo: FORCE
+	@GO='$(GO)' internal/tools/build.sh $@ github.com/gohugoio/hugo internal/tools/docsite
 
 test-postgres: bin/with ## run the tests on private servers of PostgreSQL PG=14, 15, 16, 17 or 18; PKG and RUN narrow them as above
 	@test -n '$(PG)' || { echo 'make test-postgres: say which version, as PG=14' >&2; exit 1; }
