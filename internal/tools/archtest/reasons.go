@@ -49,8 +49,8 @@ func checkReasons(page string, all []*file) (wrong []string) {
 	return wrong
 }
 
-// findReasons returns the reasons of the dead letters of steps, and the words of the errors for which a message becomes
-// a dead letter of the outbox.
+// findReasons returns the reasons of the dead letters of steps. For those of the outbox it returns the words of the errors
+// that refuse a message.
 func findReasons(all []*file) (reasons, refusals []string) {
 	for _, f := range all {
 		if f.isTest() || strings.HasPrefix(f.path, "internal/") {
