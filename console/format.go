@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"html/template"
 	"net/url"
+	"slices"
 	"strings"
 	"time"
 	"unicode"
@@ -158,11 +159,26 @@ func buildQuery(pairs ...any) (string, error) {
 	return "?" + values.Encode(), nil
 }
 
-// readFields sets each field to its value in the query, without the blanks around it.
+// textFields are the conditions that a stored text has to equal. Such a text may begin or end with a blank.
+var textFields = []string{"key", "scope", "topic", "type", "step", "name", "ordering", "correlation", "reason", "error", "by", "verb"}
+
+// readFields sets each field to its value in the query. Only the conditions on texts keep the blanks around them.
 func readFields(fields map[string]*string, values url.Values) {
 	for name, field := range fields {
-		*field = strings.TrimSpace(values.Get(name))
+		if *field = values.Get(name); !slices.Contains(textFields, name) {
+			*field = strings.TrimSpace(*field)
+		}
 	}
+}
+
+// listPadded returns the names of the conditions with a blank at an end, which a person cannot see.
+func listPadded(fields map[string]*string) (names []string) {
+	for _, name := range textFields {
+		if field := fields[name]; field != nil && *field != strings.TrimSpace(*field) {
+			names = append(names, name)
+		}
+	}
+	return names
 }
 
 // queryFields returns the query that readFields reads. It leaves out empty fields.

@@ -40,6 +40,9 @@ func (s *journalSearch) fields() map[string]*string {
 	return map[string]*string{"in": &s.In, "by": &s.By, "verb": &s.Verb, "since": &s.Since, "until": &s.Until, "of": &s.Source}
 }
 
+// Padded returns the names of the conditions with a blank at an end.
+func (s *journalSearch) Padded() []string { return listPadded(s.fields()) }
+
 func parseJournalSearch(values url.Values, now time.Time) (*journalSearch, error) {
 	s := &journalSearch{}
 	readFields(s.fields(), values)

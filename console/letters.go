@@ -62,6 +62,9 @@ func (s *letterSearch) fields() map[string]*string {
 		"topic": &s.Topic, "step": &s.Step, "reason": &s.Reason, "fingerprint": &s.Fingerprint, "error": &s.Error, "age": &s.Age}
 }
 
+// Padded returns the names of the conditions with a blank at an end.
+func (s *letterSearch) Padded() []string { return listPadded(s.fields()) }
+
 func parseLetterSearch(values url.Values) (*letterSearch, error) {
 	s := &letterSearch{}
 	readFields(s.fields(), values)

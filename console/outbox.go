@@ -60,6 +60,9 @@ func (s *messageSearch) fields() map[string]*string {
 		"ordering": &s.Ordering, "correlation": &s.Correlation, "message": &s.Message}
 }
 
+// Padded returns the names of the conditions with a blank at an end.
+func (s *messageSearch) Padded() []string { return listPadded(s.fields()) }
+
 func parseMessageSearch(values url.Values) (*messageSearch, error) {
 	s := &messageSearch{}
 	readFields(s.fields(), values)

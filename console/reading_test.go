@@ -496,3 +496,35 @@ func TestWhyLooksInTheDatabasesThatAnswer(t *testing.T) {
 	_, text = f.get(t, "/why?"+url.Values{"q": {"none"}}.Encode())
 	contains(t, text, "Database gone: The database does not answer.", "Nothing is known of")
 }
+
+// A key that begins or ends with a blank is found on each page, and the page says that the search has one.
+func TestKeysWithBlanksAroundThemAreFound(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t, RoleViewer, nil)
+	const key = " k 1\t"
+	f.putStuck(t, "k", 1)
+	f.exec(t, `UPDATE {schema}.saga SET key = $1, scope = ' acme '`, key)
+	f.putDead(t, "k", 1)
+	f.exec(t, `UPDATE {schema}.parked SET key = $1, scope = ' acme '`, key)
+	f.putMessages(t, "flight", 1)
+	f.exec(t, `UPDATE {schema}.outbox SET key = $1, scope = ' acme '`, key)
+	f.exec(t, `INSERT INTO {schema}.saga_journal (scope, key, path, verb, who, why) VALUES (' acme ', $1, '', 'retry', ' ann ', 'why')`, key)
+	search := buildTestQuery("key", key, "scope", " acme ")
+	for path, want := range map[string]string{"/sagas?" + search: "<td>trip <span", "/letters?" + search: ">charge<", "/dead?" + search: ">1</strong> letter in", "/outbox?place=log&" + search: "place-stored",
+		"/requests?" + search: "", "/journal?" + buildTestQuery("by", " ann "): ">retry<"} {
+		_, text := f.get(t, path)
+		if contains(t, text, "There is a blank at the beginning or the end of: ", want); strings.Contains(text, "matches.</p>") {
+			t.Errorf("%s finds nothing", path)
+		}
+	}
+	for _, path := range []string{"/sagas?", "/letters?", "/outbox?place=log&"} {
+		if _, text := f.get(t, path+buildTestQuery("key", strings.TrimSpace(key))); !strings.Contains(text, "matches.</p>") || strings.Contains(text, "There is a blank") {
+			t.Errorf("%s finds the key without its blanks, or says that it has some: %s", path, text)
+		}
+	}
+	f.putStuck(t, "plain", 1)
+	for query, want := range map[string]string{key: "Why?  k 1", " plain0001 ": "Why? plain0001"} {
+		_, text := f.get(t, "/why?"+buildTestQuery("q", query))
+		contains(t, text, "<title>"+want)
+	}
+}

@@ -25,6 +25,11 @@ type requestsView struct {
 	Looked                []*place
 }
 
+// Padded returns the names of the conditions with a blank at an end.
+func (v *requestsView) Padded() []string {
+	return listPadded(map[string]*string{"key": &v.Key, "scope": &v.Scope})
+}
+
 func (*requestsView) pageTitle() string { return "Idempotency keys" }
 
 type requestRow struct {

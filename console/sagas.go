@@ -51,6 +51,9 @@ func (s *sagaSearch) fields() map[string]*string {
 		"state": &s.State, "step": &s.Step, "age": &s.Age, "silent": &s.Silent}
 }
 
+// Padded returns the names of the conditions with a blank at an end.
+func (s *sagaSearch) Padded() []string { return listPadded(s.fields()) }
+
 func parseSagaSearch(values url.Values) (*sagaSearch, error) {
 	s := &sagaSearch{}
 	readFields(s.fields(), values)

@@ -65,15 +65,21 @@ type skippedPlace struct {
 }
 
 func (c *Console) showWhy(ctx context.Context, r *request) (any, error) {
-	v := &whyView{Query: strings.TrimSpace(r.values.Get("q")), Key: r.values.Get("key"), Scope: r.values.Get("scope"), Path: r.values.Get("path")}
-	if v.Query == "" && v.Key == "" {
+	v := &whyView{Query: r.values.Get("q"), Key: r.values.Get("key"), Scope: r.values.Get("scope"), Path: r.values.Get("path")}
+	if strings.TrimSpace(v.Query) == "" && v.Key == "" {
 		return v, nil
 	}
 	all, down := c.listPlaces(ctx)
 	v.Looked, v.Down, v.Several = all, down, len(all)+len(down) > 1
 	if v.Key == "" {
-		if err := c.findSubjects(ctx, v); err != nil {
-			return nil, err
+		for _, text := range slices.Compact([]string{v.Query, strings.TrimSpace(v.Query)}) { // a key may begin or end with a blank
+			if len(v.Subjects) > 0 {
+				break
+			}
+			v.Skipped = nil
+			if err := c.findSubjects(ctx, v, text); err != nil {
+				return nil, err
+			}
 		}
 		if len(v.Subjects) != 1 || v.Subjects[0].Unreadable {
 			return v, nil
@@ -84,14 +90,14 @@ func (c *Console) showWhy(ctx context.Context, r *request) (any, error) {
 }
 
 // findSubjects looks in all places for what a person has typed.
-func (c *Console) findSubjects(ctx context.Context, v *whyView) error {
+func (c *Console) findSubjects(ctx context.Context, v *whyView, text string) error {
 	subjects := map[string]*subject{}
 	for _, p := range v.Looked {
 		reader, err := p.reader()
 		if err != nil {
 			return err
 		}
-		found, err := reader.Search(ctx, v.Query)
+		found, err := reader.Search(ctx, text)
 		if err != nil {
 			return err
 		}
