@@ -41,6 +41,9 @@ type change interface {
 	// preview says what apply would do now. It changes nothing.
 	preview(ctx context.Context) (preview, error)
 
+	// left counts the objects that apply would change now: those that have not changed since the moment of their place.
+	left(ctx context.Context, o *applyOptions) (int, error)
+
 	// apply changes those objects that have not changed since the moment of their place, which is before the preview. So a
 	// repeated apply leaves alone what an earlier one has changed. It calls progress from time to time, and returns with
 	// the error of ctx, between two objects, when ctx ends.
@@ -198,10 +201,11 @@ func (c *Console) confirmChange(ctx context.Context, w http.ResponseWriter, r *r
 		return err
 	}
 	o.Actor, o.Moments = r.actor, p.Moments
-	if _, err := c.runs.start(c, &run{ID: p.ID, Title: change.title(), Actor: r.actor, Why: o.Why, Total: p.Count, change: change, options: *o}); err != nil {
+	started, err := c.runs.start(c, &run{ID: p.ID, Title: change.title(), Actor: r.actor, Why: o.Why, Total: p.Count, change: change, options: *o, address: c.newRunNote(&p, o)}, r.actor)
+	if err != nil {
 		return err
 	}
-	return redirect(w, r, runPath, url.Values{"id": {p.ID}})
+	return redirect(w, r, runPath, started.query())
 }
 
 // readConfirmation reads what a person has filled in.

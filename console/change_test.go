@@ -45,12 +45,22 @@ func TestAFormTokenAppliesOnce(t *testing.T) {
 	if entries, _ := f.journaled(t); entries != 3 {
 		t.Errorf("the journal has %d entries after a post to another process, want 3", entries)
 	}
-	if v := f.console.runs.find(response.Header.Get("Location")[len("./../run?id="):]).snapshot(); v.State != runDone || v.Tally.Done != 0 {
+	if v := f.console.runs.find(runID(t, response)).snapshot(); v.State != runDone || v.Tally.Done != 0 {
 		t.Errorf("the run of the other process is %s with %d done", v.State, v.Tally.Done)
 	}
 }
 
 // copyCookies gives the cookies of one browser to another console: httptest's servers differ in their ports alone.
+// runID returns the id of the run that a response leads to.
+func runID(t *testing.T, response *http.Response) string {
+	t.Helper()
+	at, err := url.Parse(response.Header.Get("Location"))
+	if err != nil || at.Query().Get("id") == "" {
+		t.Fatalf("the response leads to %v, %v", at, err)
+	}
+	return at.Query().Get("id")
+}
+
 func copyCookies(t *testing.T, from http.CookieJar, to string) http.CookieJar {
 	t.Helper()
 	u, err := url.Parse(to + "/")
@@ -229,7 +239,7 @@ func TestARunIsPausedAndGoesOn(t *testing.T) {
 		t.Fatalf("post = %d: %s", response.StatusCode, text)
 	}
 	path := strings.TrimPrefix(response.Header.Get("Location"), "./..")
-	id := strings.TrimPrefix(path, "/run?id=")
+	id := runID(t, response)
 	steer := url.Values{"token": {f.console.signer.postToken(f.sessionOf(t), "ann")}, "id": {id}, "do": {"pause"}}
 	if response, _ := f.post(t, "/run", url.Values{"id": {id}, "do": {"pause"}}, nil); response.StatusCode != http.StatusForbidden {
 		t.Errorf("a pause without a token = %d, want 403", response.StatusCode)
@@ -379,10 +389,10 @@ func TestTheJournalNamesWhoLetsAChangeGoOn(t *testing.T) {
 	form := confirmation(f.previewToken(t, retryStuck), 4)
 	form.Set("rate", "0.01") // it waits after the first
 	response, text := f.post(t, "/change/decide", form, nil)
-	_, id, found := strings.Cut(response.Header.Get("Location"), "run?id=")
-	if !found {
+	if response.StatusCode != http.StatusSeeOther {
 		t.Fatalf("post = %d: %s", response.StatusCode, text)
 	}
+	id := runID(t, response)
 	steer := func(person Actor, do string) {
 		t.Helper()
 		form := url.Values{"token": {f.console.signer.postToken(f.sessionOf(t), person)}, "id": {id}, "do": {do}}
@@ -494,7 +504,7 @@ func TestARunIsSteeredByWhoMayStartIt(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t, RoleOperator, nil)
 	f.get(t, "/")
-	r, err := f.console.runs.start(f.console, &run{ID: "theirs", Title: "a change for admins", Actor: "bob", change: adminChange{}})
+	r, err := f.console.runs.start(f.console, &run{ID: "theirs", Title: "a change for admins", Actor: "bob", change: adminChange{}}, "bob")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -545,7 +555,7 @@ func TestWhatLeavesTheSearchHasMoved(t *testing.T) {
 		t.Fatalf("the post = %d: %s", response.StatusCode, text)
 	}
 	f.console.runs.working.Wait()
-	if v := f.console.runs.find(response.Header.Get("Location")[len("./../run?id="):]).snapshot(); v.Tally.Done != 1 || v.Moved() != 2 {
+	if v := f.console.runs.find(runID(t, response)).snapshot(); v.Tally.Done != 1 || v.Moved() != 2 {
 		t.Errorf("%d done and %d moved, want 1 and 2", v.Tally.Done, v.Moved())
 	}
 }

@@ -69,8 +69,14 @@ type Options struct {
 	// to narrow the search. Default: 5 s.
 	ReadTimeout time.Duration
 
-	// Secret signs form tokens. Processes behind one address need the same one, of at least 32 bytes. Default: a random
-	// one, so that a restart makes open forms invalid.
+	// MaxConns limits the connections of each pool that the console uses at once, so that browsers leave the others to a
+	// service that shares its pool. Half of them are for pages, which wait for each other, and half for changes that run,
+	// one each. A pool of the console's own, with a role that only reads, separates it better. Default: 4, and at least 2.
+	MaxConns int
+
+	// Secret signs form tokens and the addresses of changes. Processes behind one address need the same one, of at least 32
+	// bytes: then each shows what is left of a change that another one runs. Default: a random one, so that a restart makes
+	// open forms invalid.
 	Secret []byte
 
 	// Topology returns what services say about themselves, for the page of the topology: JSON as a service serves it at
@@ -87,6 +93,7 @@ type Options struct {
 const (
 	defaultMaxContent  = 64 << 10
 	defaultReadTimeout = 5 * time.Second
+	defaultMaxConns    = 4
 	minSecret          = 32
 
 	// pageReads is how many times ReadTimeout all statements of a page may take.
@@ -120,6 +127,7 @@ type Console struct {
 	explanations memo[*operator.Explanation]
 	runs         *runSet
 	live         chan struct{} // a slot for each open stream
+	readers      chan struct{} // a slot for each page, stream or export that reads at this moment
 }
 
 var validName = regexp.MustCompile(`^[A-Za-z0-9_.-]{1,63}$`)
@@ -142,7 +150,8 @@ func New(databases []Database, opts *Options) (*Console, error) {
 		return nil, err
 	}
 	c := &Console{databases: databases, opts: o, assets: assets, origin: http.NewCrossOriginProtection(), signer: signer{o.Secret},
-		explanations: memo[*operator.Explanation]{limit: maxExplanations}, runs: newRunSet(), live: make(chan struct{}, maxStreams)}
+		explanations: memo[*operator.Explanation]{limit: maxExplanations}, runs: newRunSet(), live: make(chan struct{}, maxStreams),
+		readers: make(chan struct{}, o.MaxConns-o.activeRuns())}
 	if c.pages, err = c.buildPages(); err != nil {
 		return nil, err
 	}
@@ -155,6 +164,8 @@ func (o *Options) fillDefaults() error {
 		return errors.New("console: option MaxContent is negative")
 	case o.ReadTimeout < 0:
 		return errors.New("console: option ReadTimeout is negative")
+	case o.MaxConns < 0 || o.MaxConns == 1:
+		return errors.New("console: option MaxConns is below 2")
 	case o.Secret != nil && len(o.Secret) < minSecret:
 		return fmt.Errorf("console: option Secret has %d bytes, fewer than %d", len(o.Secret), minSecret)
 	}
@@ -162,6 +173,7 @@ func (o *Options) fillDefaults() error {
 		return err
 	}
 	o.MaxContent = cmp.Or(o.MaxContent, defaultMaxContent)
+	o.MaxConns = cmp.Or(o.MaxConns, defaultMaxConns)
 	o.ReadTimeout = cmp.Or(o.ReadTimeout, defaultReadTimeout)
 	if o.Logger == nil {
 		o.Logger = slog.Default()
@@ -172,6 +184,9 @@ func (o *Options) fillDefaults() error {
 	}
 	return nil
 }
+
+// activeRuns is how many changes run at once.
+func (o *Options) activeRuns() int { return o.MaxConns / 2 }
 
 func checkDatabases(databases []Database) error {
 	if len(databases) == 0 {

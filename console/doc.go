@@ -15,7 +15,7 @@
 //	page.go     a page reads its data, and its template is rendered as a whole
 //	live.go     while the page is open, a stream sends the blocks that have changed; memo.go shares what they read
 //	change.go   a change: preview, then confirmation; token.go signs what was previewed
-//	run.go      a confirmed change runs, with progress, pause and resume
+//	run.go      a confirmed change runs, with progress, pause and resume; runelsewhere.go: of another process
 //	redact.go   what Options.Redact gets
 //	assets.go   static files, with a digest in the name
 //
@@ -60,5 +60,6 @@
 // A form token names one run. A second POST of it finds the run of the first. A process that does not know the run, after
 // a restart or beside another one, applies the change again, and that is harmless. The token has the time of the preview,
 // by the clock of each database, and apply leaves alone each object that has changed since. The check and the change are
-// one transaction. So what is done stays done once, and what an interrupted run has left is done then.
+// one transaction. So what is done stays done once, and what an interrupted run has left is done then. The address of a run
+// has a signed note of it: by that, a process that does not know the run counts what is left, and does it.
 package console

@@ -99,14 +99,32 @@ func (c *Console) serve(w http.ResponseWriter, r *request) error {
 	switch {
 	case isLive:
 		return c.serveLive(w, r)
-	case r.http.Method == http.MethodPost:
-		return p.post(ctx, w, r)
 	case p.download != nil:
 		return p.download(ctx, w, r)
 	}
 	ctx, cancel := context.WithTimeout(ctx, pageReads*c.opts.ReadTimeout)
 	defer cancel()
-	return c.servePage(ctx, w, r)
+	return c.whileReading(ctx, func() error {
+		if r.http.Method == http.MethodPost {
+			return p.post(ctx, w, r)
+		}
+		return c.servePage(ctx, w, r)
+	})
+}
+
+// whileReading calls do once a slot is free for it. do uses at most one connection of each pool at once.
+func (c *Console) whileReading(ctx context.Context, do func() error) error {
+	select {
+	case c.readers <- struct{}{}:
+		defer func() { <-c.readers }()
+		return do()
+	case <-ctx.Done():
+	}
+	if errors.Is(ctx.Err(), context.Canceled) {
+		return ctx.Err()
+	}
+	return &pageError{Status: http.StatusServiceUnavailable, What: "Other pages of the console use all connections that it may use.",
+		Advice: "Reload the page in a moment, or narrow the search of the others. Options.MaxConns is the limit."}
 }
 
 // checkRequest checks method, limits, person, and for a POST where it comes from. It fills r.

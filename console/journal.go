@@ -279,12 +279,23 @@ func (c *Console) exportJournal(ctx context.Context, w http.ResponseWriter, r *r
 	}
 	ctx, cancel := context.WithTimeout(ctx, exportLimit)
 	defer cancel()
-	chosen, _, err := c.choosePlaces(ctx, search.In)
+	var chosen []*place
+	err = c.whileReading(ctx, func() error {
+		chosen, _, err = c.choosePlaces(ctx, search.In)
+		return err
+	})
 	if err != nil {
 		return err
 	}
 	reader := &journalReader{listJournals(chosen, search.Source), search.filter, func(_ journal, err error) error { return err }, c.redactActivity}
-	rows, more, err := reader.read(ctx, nil, exportBatch)
+	read := func(ctx context.Context, after *journalPoint, limit int) (rows []journalRow, more bool, err error) {
+		err = c.whileReading(ctx, func() error {
+			rows, more, err = reader.read(ctx, after, limit)
+			return err
+		})
+		return rows, more, err
+	}
+	rows, more, err := read(ctx, nil, exportBatch)
 	if err != nil {
 		return err
 	}
@@ -293,7 +304,7 @@ func (c *Console) exportJournal(ctx context.Context, w http.ResponseWriter, r *r
 	if r.http.Method == http.MethodHead {
 		return nil
 	}
-	if err := copyJournal(ctx, w, reader, rows, more, to); err != nil {
+	if err := copyJournal(ctx, w, reader.pointOf, read, rows, more, to); err != nil {
 		if !errors.Is(err, errGone) {
 			c.explainError(ctx, err)
 		}
@@ -305,7 +316,10 @@ func (c *Console) exportJournal(ctx context.Context, w http.ResponseWriter, r *r
 // errGone reports that the browser has gone.
 var errGone = errors.New("console: the browser has gone")
 
-func copyJournal(ctx context.Context, w http.ResponseWriter, reader *journalReader, rows []journalRow, more bool, to export) (err error) {
+// A readBatch reads entries behind a point, as [journalReader.read] does.
+type readBatch func(ctx context.Context, after *journalPoint, limit int) (rows []journalRow, more bool, err error)
+
+func copyJournal(ctx context.Context, w http.ResponseWriter, pointOf func(*journalRow) *journalPoint, read readBatch, rows []journalRow, more bool, to export) (err error) {
 	written := 0
 	if err := to.begin(); err != nil {
 		return errGone
@@ -320,7 +334,7 @@ func copyJournal(ctx context.Context, w http.ResponseWriter, reader *journalRead
 		if written += len(rows); !more || written >= maxExported {
 			break
 		}
-		if rows, more, err = reader.read(ctx, reader.pointOf(&rows[len(rows)-1]), min(exportBatch, maxExported-written)); err != nil {
+		if rows, more, err = read(ctx, pointOf(&rows[len(rows)-1]), min(exportBatch, maxExported-written)); err != nil {
 			return err
 		}
 	}

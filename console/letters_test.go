@@ -312,7 +312,7 @@ func TestARedriveOfAGroupIsThatOfItsPreview(t *testing.T) {
 	if got := f.readText(t, "SELECT string_agg(concat_ws(' ', id, state), '; ' ORDER BY id) FROM {schema}.parked"); got != "1 retrying; 2 dead" {
 		t.Errorf("the letters are %q, want 1 retrying, 2 dead and 3 removed", got)
 	}
-	v := f.console.runs.find(response.Header.Get("Location")[len("./../run?id="):]).snapshot()
+	v := f.console.runs.find(runID(t, response)).snapshot()
 	if v.State != runDone || v.Tally.Done != 2 || v.Moved() != 1 {
 		t.Errorf("the run is %s with %d done and %d moved", v.State, v.Tally.Done, v.Moved())
 	}
@@ -333,7 +333,7 @@ func TestARedriveIsPausedAndGoesOn(t *testing.T) {
 		if response.StatusCode != http.StatusSeeOther {
 			t.Fatalf("%s = %d: %s", kind, response.StatusCode, text)
 		}
-		run := f.console.runs.find(response.Header.Get("Location")[len("./../run?id="):])
+		run := f.console.runs.find(runID(t, response))
 		steer := url.Values{"token": {f.console.signer.postToken(f.sessionOf(t), "ann")}, "id": {run.ID}, "do": {"pause"}}
 		f.post(t, "/run", steer, nil)
 		f.console.runs.working.Wait()
@@ -506,7 +506,7 @@ func TestAnEditLeavesAChangedLetterAlone(t *testing.T) {
 		t.Fatalf("the edit = %d: %s", response.StatusCode, text)
 	}
 	f.console.runs.working.Wait()
-	v := f.console.runs.find(response.Header.Get("Location")[len("./../run?id="):]).snapshot()
+	v := f.console.runs.find(runID(t, response)).snapshot()
 	if got := f.letterJournal(t); got != "" || v.State != runDone || v.Moved() != 1 {
 		t.Errorf("the run is %s with %d moved, the journal has %q", v.State, v.Moved(), got)
 	}

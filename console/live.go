@@ -70,7 +70,12 @@ type stream struct {
 func (s *stream) read(ctx context.Context) (any, error) {
 	ctx, cancel := context.WithTimeout(ctx, pageReads*s.console.opts.ReadTimeout)
 	defer cancel()
-	return s.r.page.live(ctx, s.r)
+	var data any
+	err := s.console.whileReading(ctx, func() (err error) {
+		data, err = s.r.page.live(ctx, s.r)
+		return err
+	})
+	return data, err
 }
 
 // A finished view does not change any more: its stream ends.

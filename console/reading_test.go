@@ -253,7 +253,7 @@ func TestAnExportThatFailsIsNotComplete(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	w := httptest.NewRecorder()
-	if err := copyJournal(ctx, w, reader, rows, true, &jsonExport{json.NewEncoder(w)}); err == nil || strings.Count(w.Body.String(), "\n") != 1 {
+	if err := copyJournal(ctx, w, reader.pointOf, reader.read, rows, true, &jsonExport{json.NewEncoder(w)}); err == nil || strings.Count(w.Body.String(), "\n") != 1 {
 		t.Errorf("copyJournal = %v after %s", err, w.Body)
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"net/http"
-	"net/url"
 	"slices"
 	"sync"
 	"time"
@@ -15,8 +14,7 @@ import (
 const (
 	runPath = "run"
 
-	maxActiveRuns = 8
-	maxKeptRuns   = 200
+	maxKeptRuns = 200
 )
 
 // The states of a run.
@@ -28,7 +26,7 @@ const (
 )
 
 // A run is a confirmed change. It goes on after the browser has gone, and ends with the process. Its ID is that of the
-// form token.
+// form token. Another process shows what is left of it, and can do that: see runelsewhere.go.
 type run struct {
 	ID, Title string
 	Actor     Actor
@@ -36,6 +34,7 @@ type run struct {
 	Total     int // objects of the preview
 	change    change
 	options   applyOptions
+	address   string // its note: see runNote; "": none
 	mu        sync.Mutex
 	state     string
 	by        Actor // of the attempt: who has confirmed the change, or has let it go on
@@ -62,14 +61,14 @@ func newRunSet() *runSet {
 	return &runSet{ctx: ctx, stopRuns: stop, all: map[string]*run{}}
 }
 
-// start begins a run, unless there is one with its ID, which it returns then.
-func (s *runSet) start(c *Console, r *run) (*run, error) {
+// start begins a run, by who has confirmed it or lets it go on, unless there is one with its ID, which it returns then.
+func (s *runSet) start(c *Console, r *run, by Actor) (*run, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if known := s.all[r.ID]; known != nil {
 		return known, nil
 	}
-	if err := s.begin(c, r, r.Actor); err != nil {
+	if err := s.begin(c, r, by); err != nil {
 		return nil, err
 	}
 	s.all[r.ID] = r
@@ -89,7 +88,7 @@ func (s *runSet) begin(c *Console, r *run, by Actor) error {
 			active++
 		}
 	}
-	if active >= maxActiveRuns {
+	if active >= c.opts.activeRuns() {
 		return &pageError{Status: http.StatusServiceUnavailable, What: fmt.Sprintf("%d changes run already, and nothing has changed.", active), Advice: "Wait until one has ended."}
 	}
 	ctx, stop := context.WithCancel(s.ctx)
@@ -212,10 +211,17 @@ type runView struct {
 	Problem          *pageError
 	CanPause         bool
 	CanResume        bool
+	Address          string         // of its forms
+	Elsewhere        *elsewhereView // nil: this process knows it
 }
 
+// Since returns the beginning for a search of the journal.
+func (v *runView) Since() string { return v.Begun.UTC().Format(time.RFC3339) }
+
 func (v *runView) pageTitle() string { return v.Title }
-func (v *runView) isFinished() bool  { return v.State == runDone }
+func (v *runView) isFinished() bool {
+	return v.State == runDone || v.Elsewhere != nil && v.Problem == nil && v.Elsewhere.Left == 0
+}
 
 // Left returns how many objects of the preview have not been looked at.
 func (v *runView) Left() int {
@@ -238,7 +244,7 @@ func (r *run) snapshot() *runView {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return &runView{ID: r.ID, Title: r.Title, State: r.state, Actor: r.Actor, By: r.by, Why: r.Why, Total: r.Total, Tally: r.tally, Refusals: sortReasons(r.tally.Refused),
-		Begun: r.begun, Ended: r.ended, Problem: r.problem}
+		Begun: r.begun, Ended: r.ended, Problem: r.problem, Address: r.address}
 }
 
 // runPages returns the page of a run, with its forms that pause it and let it go on.
@@ -246,19 +252,14 @@ func (c *Console) runPages() []*page {
 	return []*page{{path: runPath, title: "Change", template: "run.html", show: c.showRun, live: c.showRun, blocks: []string{"progress"}, post: c.steerRun}}
 }
 
-func (c *Console) findRun(id string) (*run, error) {
-	r := c.runs.find(id)
-	if r == nil {
-		return nil, &pageError{Status: http.StatusNotFound, What: "This process does not know this change: it runs in another one, or the console was restarted.",
-			Advice: "The journal says what it has done. To do the rest, preview and confirm it again."}
-	}
-	return r, nil
-}
-
-func (c *Console) showRun(_ context.Context, r *request) (any, error) {
-	found, err := c.findRun(r.values.Get("id"))
-	if err != nil {
-		return nil, err
+func (c *Console) showRun(ctx context.Context, r *request) (any, error) {
+	found := c.runs.find(r.values.Get("id"))
+	if found == nil {
+		shown, err := c.showRunElsewhere(ctx, r)
+		if v, ok := shown.(*runView); ok {
+			v.Why = c.redactText(KindReason, "", v.Why)
+		}
+		return shown, err
 	}
 	v := found.snapshot()
 	v.Why, v.Refusals = c.redactText(KindReason, "", v.Why), sortReasons(c.redactRefusals("", v.Tally.Refused))
@@ -272,20 +273,28 @@ func (c *Console) steerRun(ctx context.Context, w http.ResponseWriter, r *reques
 	if err := c.signer.checkPostToken(r.values.Get("token"), r.session, r.actor); err != nil {
 		return err
 	}
-	found, err := c.findRun(r.values.Get("id"))
-	if err != nil {
-		return err
+	var note *runNote // of a run that this process does not know
+	var err error
+	found := c.runs.find(r.values.Get("id"))
+	if found == nil {
+		if found, note, err = c.readRunElsewhere(ctx, r.values); err != nil {
+			return err
+		}
 	}
 	if r.role < found.change.role() {
 		return c.errRole(r, found.change.role())
 	}
-	switch r.values.Get("do") {
-	case "pause":
+	switch do := r.values.Get("do"); {
+	case do == "pause" && note != nil:
+		err = errNotHere(note)
+	case do == "pause":
 		found.mu.Lock()
 		found.stop()
 		found.mu.Unlock()
 		c.opts.Logger.InfoContext(ctx, "console: change is paused", "change", found.Title, "actor", string(r.actor), "run", found.ID)
-	case "resume":
+	case do == "resume" && note != nil:
+		found, err = c.runs.start(c, found, r.actor)
+	case do == "resume":
 		err = c.runs.goOn(c, found, r.actor)
 	default:
 		err = badRequest("The form does not say pause or resume.")
@@ -293,7 +302,7 @@ func (c *Console) steerRun(ctx context.Context, w http.ResponseWriter, r *reques
 	if err != nil {
 		return err
 	}
-	return redirect(w, r, runPath, url.Values{"id": {found.ID}})
+	return redirect(w, r, runPath, found.query())
 }
 
 // readMoments reads the clock of the database of each place.

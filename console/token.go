@@ -48,6 +48,30 @@ func (s signer) signProposal(p proposal, session string, actor Actor) (string, e
 	return body + "." + s.sign("change", session, actor, body), nil
 }
 
+// signRun returns a note as text. It is no right to do anything, so it is of no session and no person.
+func (s signer) signRun(n runNote) (string, error) {
+	text, err := json.Marshal(n)
+	if err != nil {
+		return "", err
+	}
+	body := base64.RawURLEncoding.EncodeToString(text)
+	return body + "." + s.sign("run", "", "", body), nil
+}
+
+// readRun returns the note of a text. Its error is [errToken].
+func (s signer) readRun(text string) (*runNote, error) {
+	body, signature, _ := strings.Cut(text, ".")
+	if !hmac.Equal([]byte(signature), []byte(s.sign("run", "", "", body))) {
+		return nil, errToken
+	}
+	var n runNote
+	data, err := base64.RawURLEncoding.DecodeString(body)
+	if err != nil || json.Unmarshal(data, &n) != nil {
+		return nil, errToken
+	}
+	return &n, nil
+}
+
 // readProposal returns the proposal of a token. Its error is [errToken].
 func (s signer) readProposal(token, session string, actor Actor, now time.Time) (p proposal, err error) {
 	body, signature, _ := strings.Cut(token, ".")

@@ -37,7 +37,7 @@ func (s *Settings) startConsole(ctx context.Context, w io.Writer, logger *slog.L
 		return nil, err
 	}
 	server, err := consoleserver.Listen(ctx, databases, &consoleserver.Options{
-		Address: "127.0.0.1:0", Actor: findActor(), Role: console.RoleAdmin, Console: console.Options{Logger: logger}})
+		Address: "127.0.0.1:0", Actor: findActor(), Role: console.RoleAdmin, Console: console.Options{MaxConns: consoleConns, Logger: logger}})
 	if err != nil {
 		r.closePools()
 		return nil, err

@@ -61,7 +61,7 @@ func serveConsole(ctx context.Context, c *cli.Call) error {
 		return err
 	}
 	server, err := consoleserver.Listen(ctx, shown, &consoleserver.Options{Address: *listen, Actor: console.Actor(*by), Role: role,
-		Console: console.Options{Topology: known.topology(), Management: management, Logger: slog.New(slog.NewTextHandler(c.Stderr, nil))}})
+		Console: console.Options{MaxConns: maxConns, Topology: known.topology(), Management: management, Logger: slog.New(slog.NewTextHandler(c.Stderr, nil))}})
 	if err != nil {
 		return err
 	}
