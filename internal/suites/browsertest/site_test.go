@@ -28,8 +28,9 @@ const (
 
 // A site is what make docs has built, without a server.
 type site struct {
-	root  string            // absolute
-	pages map[string]string // HTML, by path within root
+	root  string              // absolute
+	pages map[string]string   // HTML, by path within root
+	ids   map[string][]string // of the elements of each page
 }
 
 func readSite(t *testing.T) *site {
@@ -38,13 +39,16 @@ func readSite(t *testing.T) *site {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &site{root: filepath.ToSlash(root), pages: map[string]string{}}
+	s := &site{root: filepath.ToSlash(root), pages: map[string]string{}, ids: map[string][]string{}}
 	err = fs.WalkDir(os.DirFS(root), ".", func(name string, entry fs.DirEntry, err error) error {
 		if err != nil || path.Ext(name) != ".html" {
 			return err
 		}
 		text, err := os.ReadFile(filepath.Join(root, name))
 		s.pages[name] = string(text)
+		for _, found := range element.FindAllSubmatch(text, -1) {
+			s.ids[name] = append(s.ids[name], html.UnescapeString(string(found[1])))
+		}
 		return err
 	})
 	if err != nil || len(s.pages) == 0 {
@@ -85,20 +89,12 @@ func (s *site) brokenReferences(name string) (wrong []string) {
 			}
 			if !s.hasFile(to) {
 				wrong = append(wrong, name+": "+target+": there is no such file")
-			} else if u.Fragment != "" && !slices.Contains(s.anchors(to), u.Fragment) {
+			} else if u.Fragment != "" && !slices.Contains(s.ids[to], u.Fragment) {
 				wrong = append(wrong, name+": "+target+": there is no such anchor")
 			}
 		}
 	}
 	return wrong
-}
-
-// anchors returns the ids of a page.
-func (s *site) anchors(name string) (ids []string) {
-	for _, found := range element.FindAllStringSubmatch(s.pages[name], -1) {
-		ids = append(ids, html.UnescapeString(found[1]))
-	}
-	return ids
 }
 
 // documents returns the Markdown files that are pages of the site, by their paths in the repository.
@@ -171,7 +167,7 @@ func TestSiteLibrariesAreAsListed(t *testing.T) {
 var diagramBlock = regexp.MustCompile("(?m)^ *```mermaid$")
 
 // Each page opens from a file without an error and without a request to elsewhere. Its Mermaid diagrams are drawn. axe-core
-// finds nothing serious on any page in light, and on pages with a diagram, which have all there is, in dark. No page is wider
+// finds nothing serious on any page in light, and on pages with a diagram, which have all colours, in dark. No page is wider
 // than a narrow screen.
 func TestSitePagesSuitEverybody(t *testing.T) {
 	t.Parallel()
@@ -220,7 +216,7 @@ func (b *browser) awaitDiagrams(n int) {
 // axeOfFiles is axeViolations for pages from files, which may not read their style sheets.
 var axeOfFiles = strings.Replace(axeViolations, "axe.run(document, {", "axe.run(document, {preload: false, ", 1)
 
-// auditAs looks at the page that is open.
+// auditAs lets axe-core look at the page that is open.
 func (b *browser) auditAs(document, scheme string) {
 	b.t.Helper()
 	for _, violation := range read[[]string](b, axeOfFiles) {
