@@ -243,7 +243,7 @@ func (c *Console) showGroups(ctx context.Context, r *request) (any, error) {
 	v := &groupsView{Search: search, Places: all, Several: len(all) > 1, List: search.with()}
 	v.Problems, err = c.readSides(ctx, sides, func(side letterSide) error {
 		key := search.with("database", side.Database, "schema", side.Schema, "side", string(side.Side))
-		read, err := c.groups.get(ctx, key, groupsAge, func(ctx context.Context) (operator.LetterGroups, error) {
+		read, err := c.groups.getShared(ctx, key, groupsAge, func(ctx context.Context) (operator.LetterGroups, error) {
 			d, err := side.letters(side.Side, "", "")
 			if err != nil {
 				return operator.LetterGroups{}, err
@@ -447,7 +447,7 @@ func (c *Console) countLetters(ctx context.Context, r *request) (any, error) {
 		if search.Fingerprint != "" {
 			age = groupsAge // there is no index: the errors of all letters are read
 		}
-		count, err := c.counts.get(ctx, key, age, func(ctx context.Context) (int, error) {
+		count, err := c.counts.getShared(ctx, key, age, func(ctx context.Context) (int, error) {
 			d, err := side.letters(side.Side, "", "")
 			if err != nil {
 				return 0, err

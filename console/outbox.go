@@ -298,12 +298,12 @@ func (c *Console) readOutbox(ctx context.Context, p placeView) outboxState {
 		fail("Outbox", err)
 		return s
 	}
-	if flow, err := c.flows.get(ctx, p.Name, flowAge, reader.ReadFlow); err != nil {
+	if flow, err := c.flows.getShared(ctx, p.Name, flowAge, reader.ReadFlow); err != nil {
 		fail("Throughput", err)
 	} else {
 		s.Flow = &flow
 	}
-	keys, err := c.waitingKeys.get(ctx, p.Name, keysAge, func(ctx context.Context) ([]operator.WaitingKey, error) {
+	keys, err := c.waitingKeys.getShared(ctx, p.Name, keysAge, func(ctx context.Context) ([]operator.WaitingKey, error) {
 		found, err := reader.ListWaitingKeys(ctx, "", keysOnPage+1)
 		for i := range found {
 			found[i].First.Reason = c.redactText(KindError, found[i].First.Topic, found[i].First.Reason)

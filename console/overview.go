@@ -14,13 +14,13 @@ import (
 // How long what the overview reads is kept.
 const (
 	overviewAge = 4 * time.Second
-	paceAge     = 10 * time.Second
+	paceAge     = 20 * time.Second
 	processAge  = 10 * time.Second
 )
 
 // overviewPage is the first page.
 func (c *Console) overviewPage() *page {
-	return &page{path: "", title: "Overview", inMenu: true, template: "overview.html", show: c.showOverview, live: c.showOverview, blocks: []string{"body"}}
+	return &page{path: "", title: "Overview", inMenu: true, template: "overview.html", show: c.showOverview, live: c.followOverview, blocks: []string{"body"}}
 }
 
 // An overviewView is what overview.html gets.
@@ -42,11 +42,12 @@ type placeView struct {
 }
 
 type stateCount struct {
-	State  string
-	Count  int
-	Oldest time.Duration // how long the first of them has waited; 0: not known
-	Window string        // "last hour" for those that have ended
-	Floor  bool          // there are more
+	State   string
+	Count   int
+	Oldest  time.Duration // how long the first of them has waited; 0: not known
+	Window  string        // "last hour" for those that have ended
+	Floor   bool          // there are more
+	Loading bool          // the stream sends the count
 }
 
 // A deadReason counts dead letters of steps.
@@ -74,7 +75,32 @@ type problemView struct {
 	Link   string // a page below the base; "": none
 }
 
+// showOverview reads the page. The pace takes longer than all else: without one in memory, the stream sends it.
 func (c *Console) showOverview(ctx context.Context, r *request) (any, error) {
+	return c.readOverview(ctx, r, func(_ context.Context, p *placeView) (operator.Pace, bool, error) {
+		pace, known := c.paces.peek(p.Name)
+		return pace, known, nil
+	})
+}
+
+// followOverview reads what the stream of the page sends.
+func (c *Console) followOverview(ctx context.Context, r *request) (any, error) {
+	return c.readOverview(ctx, r, func(ctx context.Context, p *placeView) (operator.Pace, bool, error) {
+		pace, err := c.paces.getShared(ctx, p.Name, paceAge, func(ctx context.Context) (operator.Pace, error) {
+			n, err := p.instances("", "")
+			if err != nil {
+				return operator.Pace{}, err
+			}
+			return n.ReadPace(ctx)
+		})
+		return pace, true, err
+	})
+}
+
+// A paceReader returns the pace of a place, and whether it is known.
+type paceReader func(context.Context, *placeView) (operator.Pace, bool, error)
+
+func (c *Console) readOverview(ctx context.Context, r *request, read paceReader) (any, error) {
 	chosen, all, err := c.choosePlaces(ctx, r.values.Get("in"))
 	if err != nil {
 		return nil, err
@@ -88,7 +114,7 @@ func (c *Console) showOverview(ctx context.Context, r *request) (any, error) {
 	if len(v.Places) == 0 && len(v.Down) > 0 {
 		return nil, v.Down[0].Problem
 	}
-	c.readPaces(ctx, v)
+	c.readPaces(ctx, v, read)
 	v.sumStates()
 	v.listProblems()
 	slices.SortStableFunc(v.Reasons, func(a, b deadReason) int { return b.Count - a.Count })
@@ -109,7 +135,7 @@ func (c *Console) readDatabase(ctx context.Context, v *overviewView, d Database,
 		return nil
 	}
 	key := url.Values{"database": {d.Name}, "schema": names}.Encode()
-	read, err := c.overviews.get(ctx, key, overviewAge, func(ctx context.Context) ([]operator.SchemaStatus, error) {
+	read, err := c.overviews.getShared(ctx, key, overviewAge, func(ctx context.Context) ([]operator.SchemaStatus, error) {
 		return operator.ReadOverview(ctx, d.Pool, names...)
 	})
 	if err != nil {
@@ -118,7 +144,7 @@ func (c *Console) readDatabase(ctx context.Context, v *overviewView, d Database,
 	for _, status := range read {
 		v.Places = append(v.Places, placeView{places[status.Schema], status})
 	}
-	processes, err := c.processes.get(ctx, d.Name, processAge, func(ctx context.Context) ([]operator.Process, error) {
+	processes, err := c.processes.getShared(ctx, d.Name, processAge, func(ctx context.Context) ([]operator.Process, error) {
 		return operator.ListProcesses(ctx, d.Pool)
 	})
 	for _, p := range processes {
@@ -128,7 +154,7 @@ func (c *Console) readDatabase(ctx context.Context, v *overviewView, d Database,
 }
 
 // readPaces sums the paces of all places. A pace that takes too long is left out, and the view says so.
-func (c *Console) readPaces(ctx context.Context, v *overviewView) {
+func (c *Console) readPaces(ctx context.Context, v *overviewView, read paceReader) {
 	for i := range v.Places {
 		p := &v.Places[i]
 		if p.Sagas == nil {
@@ -137,18 +163,14 @@ func (c *Console) readPaces(ctx context.Context, v *overviewView) {
 		if v.Pace == nil {
 			v.Pace = newPaceView()
 		}
-		pace, err := c.paces.get(ctx, p.Name, paceAge, func(ctx context.Context) (operator.Pace, error) {
-			n, err := p.instances("", "")
-			if err != nil {
-				return operator.Pace{}, err
-			}
-			return n.ReadPace(ctx)
-		})
-		if err != nil {
+		switch pace, known, err := read(ctx, p); {
+		case err != nil:
 			v.Pace.Missing = append(v.Pace.Missing, p.Label+": "+c.explainError(ctx, err).What)
-			continue
+		case known:
+			v.Pace.add(&pace)
+		default:
+			v.Pace.Loading = true
 		}
-		v.Pace.add(&pace)
 	}
 }
 
@@ -178,7 +200,9 @@ func (v *overviewView) sumStates() {
 			add("compensated", m.Compensated, 0)
 		}
 		for _, state := range []string{"completed", "compensated"} {
-			if s := sums[state]; s != nil {
+			if v.Pace.Loading {
+				sums[state] = &stateCount{State: state, Window: "last hour", Loading: true}
+			} else if s := sums[state]; s != nil {
 				s.Window, s.Floor = "last hour", v.Pace.Known < len(v.Pace.minutes)
 			}
 		}

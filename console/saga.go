@@ -144,11 +144,11 @@ func (c *Console) readSaga(ctx context.Context, r *request, follow bool) (*sagaR
 		sources = append(sources, operator.Source{DB: p.pool, Schema: p.Schema, Name: p.Label, Flags: flagsOf(p, len(c.databases))})
 	}
 	at := operator.Address{Scope: address.Scope, Key: address.Key, Path: address.Path}
-	key, age := address.Query(), explanationAge
+	key, age, get := address.Query(), explanationAge, c.explanations.get
 	if follow {
-		key, age = key+" "+readRevision(ctx, chosen, at), followedAge
+		key, age, get = key+" "+readRevision(ctx, chosen, at), followedAge, c.explanations.getShared
 	}
-	s.Explanation, err = c.explanations.get(ctx, key, age, func(ctx context.Context) (*operator.Explanation, error) {
+	s.Explanation, err = get(ctx, key, age, func(ctx context.Context) (*operator.Explanation, error) {
 		return operator.Explain(ctx, sources, at, c.explainOptions())
 	})
 	if err != nil {

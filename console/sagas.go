@@ -22,6 +22,9 @@ const (
 	maxWalked = 5000
 
 	countAge = 2 * time.Second
+
+	// countedSagas is up to how many sagas of a place are counted.
+	countedSagas = 10_000
 )
 
 // statuses are those of instances, the ones that need a person first.
@@ -301,12 +304,12 @@ func (c *Console) countSagas(ctx context.Context, r *request) (any, error) {
 	key := search.Query()
 	for _, p := range chosen {
 		key.Set("in", p.Name)
-		count, err := c.counts.get(ctx, key.Encode(), countAge, func(ctx context.Context) (int, error) {
+		count, err := c.counts.getShared(ctx, key.Encode(), countAge, func(ctx context.Context) (int, error) {
 			n, err := p.instances("", "")
 			if err != nil {
 				return 0, err
 			}
-			return n.Count(ctx, search.filter())
+			return n.CountUpTo(ctx, search.filter(), countedSagas)
 		})
 		one := sagaCount{Place: p.Label, Count: count}
 		if err != nil {
@@ -315,6 +318,11 @@ func (c *Console) countSagas(ctx context.Context, r *request) (any, error) {
 		v.Counts = append(v.Counts, one)
 	}
 	return v, nil
+}
+
+// Floor reports whether there may be more than the counts say.
+func (v *sagasView) Floor() bool {
+	return slices.ContainsFunc(v.Counts, func(c sagaCount) bool { return c.Count == countedSagas })
 }
 
 // Total returns the sum of the counts.

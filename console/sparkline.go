@@ -12,6 +12,7 @@ type paceView struct {
 	minutes []operator.MinutePace
 	Known   int      // of the last minutes: the others are counted in part
 	Missing []string // places that could not be read, and why
+	Loading bool     // the stream sends the pace
 }
 
 func newPaceView() *paceView { return &paceView{} }

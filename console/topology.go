@@ -108,7 +108,7 @@ func (c *Console) showTopology(ctx context.Context, r *request) (any, error) {
 		v.Failed = append(v.Failed, namedProblem{name, c.explainError(ctx, err)})
 	}
 	for _, p := range chosen {
-		uses, err := c.topics.get(ctx, p.Name, topicsAge, func(ctx context.Context) ([]operator.TopicUse, error) {
+		uses, err := c.topics.getShared(ctx, p.Name, topicsAge, func(ctx context.Context) ([]operator.TopicUse, error) {
 			reader, err := p.reader()
 			if err != nil {
 				return nil, err

@@ -134,7 +134,8 @@ func (f *InstanceFilter) holdsUp(i *Instance) bool {
 	return f.Step == "" || slices.Contains(strings.Split(i.Step, ","), f.Step)
 }
 
-func (f *InstanceFilter) instanceArgs(after saga.Address) ([]any, error) {
+// instanceArgs returns the arguments of a statement with filterInstances: of the Scope of f or, without one, of scopes.
+func (f *InstanceFilter) instanceArgs(after saga.Address, scopes ...string) ([]any, error) {
 	if f.Older < 0 || f.Silent < 0 {
 		return nil, errors.New("an age is negative")
 	}
@@ -147,7 +148,10 @@ func (f *InstanceFilter) instanceArgs(after saga.Address) ([]any, error) {
 		id = &parsed
 	}
 	live := f.Live || f.Step != "" || f.Status != "" && !machine.Phase(f.Status).Ended() // an index has only these
-	return []any{plannedAnew, after.Scope, after.Key, after.Path, f.Saga, f.Version, f.Status, live, f.Scope, f.Key,
+	if f.Scope != "" {
+		scopes = []string{f.Scope}
+	}
+	return []any{plannedAnew, after.Scope, after.Key, after.Path, f.Saga, f.Version, f.Status, live, scopes, f.Key,
 		f.Older.Microseconds(), f.Silent.Microseconds(), id, timeOrNil(f.UnchangedSince)}, nil
 }
 
@@ -165,12 +169,20 @@ func (n *Instances) List(ctx context.Context, filter InstanceFilter, after saga.
 // Walk is [Instances.List] and also returns where to go on: the address of the last instance that was read, or nil if
 // there are no more.
 func (n *Instances) Walk(ctx context.Context, filter InstanceFilter, after saga.Address, limit int) (all []Instance, next *saga.Address, err error) {
-	args, err := filter.instanceArgs(after)
-	if err != nil {
+	if _, err := filter.instanceArgs(after); err != nil {
 		return nil, nil, fmt.Errorf("operator: list instances: %w: %w", ErrInvalid, err)
 	}
 	limit = min(limit, MaxList)
 	err = n.readLimited(ctx, func(db querier) error {
+		all = nil
+		scopes, known, err := n.narrowFilter(ctx, db, &filter)
+		if err != nil || !known {
+			return err
+		}
+		args, err := filter.instanceArgs(after, scopes...)
+		if err != nil {
+			return err
+		}
 		rows, _ := db.Query(ctx, n.sql.list, append(args, limit)...)
 		if all, err = pgx.CollectRows(rows, scanListed); err != nil {
 			return err
@@ -189,14 +201,34 @@ func (n *Instances) Walk(ctx context.Context, filter InstanceFilter, after saga.
 
 // Count counts the instances that filter picks.
 func (n *Instances) Count(ctx context.Context, filter InstanceFilter) (count int, err error) {
-	args, err := filter.instanceArgs(saga.Address{})
+	return n.countInstances(ctx, filter, nil)
+}
+
+// CountUpTo is [Instances.Count] and stops at limit, so that its cost does not grow with the table. A result of limit
+// means: at least so many.
+func (n *Instances) CountUpTo(ctx context.Context, filter InstanceFilter, limit int) (int, error) {
+	return n.countInstances(ctx, filter, &limit)
+}
+
+func (n *Instances) countInstances(ctx context.Context, filter InstanceFilter, limit *int) (count int, err error) {
+	_, err = filter.instanceArgs(saga.Address{})
 	switch {
 	case err != nil:
 		return 0, fmt.Errorf("operator: count instances: %w: %w", ErrInvalid, err)
 	case filter.Step != "":
 		return 0, fmt.Errorf("operator: count instances: %w: a filter with a step cannot be counted", ErrInvalid)
 	}
-	err = n.readLimited(ctx, func(db querier) error { return db.QueryRow(ctx, n.sql.count, args...).Scan(&count) })
+	err = n.readLimited(ctx, func(db querier) error {
+		scopes, known, err := n.narrowFilter(ctx, db, &filter)
+		if err != nil || !known {
+			return err
+		}
+		args, err := filter.instanceArgs(saga.Address{}, scopes...)
+		if err != nil {
+			return err
+		}
+		return db.QueryRow(ctx, n.sql.count, append(args, limit)...).Scan(&count)
+	})
 	if err != nil {
 		return 0, fmt.Errorf("operator: count instances: %w", sqlschema.Explain(err))
 	}

@@ -38,7 +38,7 @@ type UnreadablePart struct {
 	Err    error
 }
 
-// RequestStats count the idempotency keys that are in progress, among the [outbox.CountLimit] keys that expire last.
+// RequestStats count the idempotency keys that are in progress, among the 10,000 keys that expire last.
 type RequestStats struct {
 	InProgress int
 
@@ -48,6 +48,9 @@ type RequestStats struct {
 	OldestAbandoned time.Duration
 }
 
+// countedRequests is how many keys are looked at. Those in progress began last, so they are among the first.
+const countedRequests = 10_000
+
 // ErrNoSchema reports a schema without tables of this module.
 var ErrNoSchema = errors.New("operator: no tables of sagamill in this schema")
 
@@ -55,7 +58,7 @@ var ErrNoSchema = errors.New("operator: no tables of sagamill in this schema")
 // ordered by name. Its error is an [ErrNoSchema] if one of the named schemas has none. A part that cannot be read does
 // not hide the others: see SchemaStatus.Unreadable. The grants of PREFIX_reader, as [migrations.Roles] prints them, read all.
 //
-// It takes no lock and reads at most [outbox.CountLimit] rows of each kind, along an index. A schema with that many rows
+// It takes no lock and reads at most [outbox.CountLimit] rows of each kind, along an index, and fewer keys. A schema with that many rows
 // takes a few seconds. The parts are read one after the other, not in one snapshot.
 func ReadOverview(ctx context.Context, db *pgxpool.Pool, schemas ...string) ([]SchemaStatus, error) {
 	applied, err := migrations.ListApplied(ctx, db)
@@ -146,7 +149,7 @@ func readRequests(ctx context.Context, db *pgxpool.Pool, schema string) (s Reque
 		if _, err := tx.Exec(ctx, sqlReadByIndex); err != nil {
 			return err
 		}
-		return tx.QueryRow(ctx, newOverviewQueries(schema).readRequests, outbox.CountLimit).Scan(&s.InProgress, &s.Abandoned, &oldest)
+		return tx.QueryRow(ctx, newOverviewQueries(schema).readRequests, countedRequests).Scan(&s.InProgress, &s.Abandoned, &oldest)
 	})
 	s.OldestAbandoned = time.Duration(oldest * float64(time.Second))
 	if err != nil {

@@ -3,11 +3,13 @@ package operator
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
@@ -183,5 +185,55 @@ func TestATinyRateWaits(t *testing.T) {
 		if got := r.timeOf(10); got != want {
 			t.Errorf("10 letters at %g per second take %v, want %v", r, got, want)
 		}
+	}
+}
+
+// A search for a key, an id or a name goes to the rows that it names, in every scope, and finds what the filter picks.
+func TestSearchesGoToTheRowsThatTheyName(t *testing.T) {
+	t.Parallel()
+	c := newCrowd(t)
+	ids := map[string]string{}
+	for i, moment := range []string{"now() - interval '3 hours'", "now()", "NULL"} { // ended long after the id, soon after it, not at all
+		id := uuid.Must(uuid.NewV7()).String()
+		if i == 0 { // of a saga that ran for hours
+			id = "01890000-0000-7000-8000-000000000000"
+		}
+		for _, scope := range []string{"acme", "other"} {
+			if scope == "other" {
+				id = uuid.NewString() // of another version
+			}
+			ids[fmt.Sprint(scope, i)] = id
+			c.exec(t, `INSERT INTO {schema}.saga (scope, key, id, root, version, name, plan_hash, started_at, state, progress, status, updated_at, ended_at)
+				VALUES ($1, $2, $3, $3, 1, 'voyage', 'h', now() - interval '4 hours', '{}', '{}', CASE WHEN `+moment+` IS NULL THEN 'running' ELSE 'completed' END, now(), `+moment+`)`, scope, fmt.Sprint("named", i), id)
+		}
+	}
+	for at, id := range ids {
+		found, err := c.n.List(t.Context(), InstanceFilter{ID: id}, Address{}, 10)
+		if err != nil || len(found) != 1 || found[0].ID != id || found[0].Scope+strings.TrimPrefix(found[0].Key, "named") != at {
+			t.Errorf("%s: the id finds %+v, %v", at, found, err)
+		}
+	}
+	for name, tt := range map[string]struct {
+		filter InstanceFilter
+		want   int
+	}{
+		"a key of two scopes":    {InstanceFilter{Key: "named1"}, 2},
+		"a key in a scope":       {InstanceFilter{Key: "named1", Scope: "other"}, 1},
+		"a key with a state":     {InstanceFilter{Key: "named2", Status: "completed"}, 0},
+		"no key":                 {InstanceFilter{Key: "named9"}, 0},
+		"an id in its scope":     {InstanceFilter{ID: ids["acme1"], Scope: "acme"}, 1},
+		"an id in another":       {InstanceFilter{ID: ids["acme1"], Scope: "other"}, 0},
+		"an id of none":          {InstanceFilter{ID: uuid.Must(uuid.NewV7()).String()}, 0},
+		"a name that is live":    {InstanceFilter{Saga: "voyage"}, 6},
+		"a name that is unknown": {InstanceFilter{Saga: "cruise"}, 0},
+	} {
+		found, err := c.n.List(t.Context(), tt.filter, Address{}, 10)
+		count, err2 := c.n.Count(t.Context(), tt.filter)
+		if err := errors.Join(err, err2); err != nil || len(found) != tt.want || count != tt.want {
+			t.Errorf("%s: %d listed, %d counted, %v; want %d", name, len(found), count, err, tt.want)
+		}
+	}
+	if count, err := c.n.CountUpTo(t.Context(), InstanceFilter{Saga: "voyage"}, 4); count != 4 || err != nil {
+		t.Errorf("CountUpTo 4 = %d, %v", count, err)
 	}
 }

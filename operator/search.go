@@ -47,8 +47,10 @@ type SkippedSearch struct {
 const maxMatches = 50
 
 // Search finds what text names: an idempotency key, the id of an instance or of a message, or a correlation id. Nothing
-// is not an error. It takes no lock. Ids have no index: a search reads the log, the held messages and the instances once,
-// 0.2 s for each million in memory. What cannot be read is in Skipped, and does not hide the others.
+// is not an error. It takes no lock. What cannot be read is in Skipped, and does not hide the others.
+//
+// Keys and ids of instances are looked up first. Only if there are none, Search looks for the ids of messages, which have
+// no index: it reads the log, and the held and parked messages once, 0.2 s for each million in memory.
 func (r *Reader) Search(ctx context.Context, text string) (found Search, err error) {
 	if text == "" {
 		return found, fmt.Errorf("operator: search: %w: a text is needed", ErrInvalid)
@@ -71,26 +73,47 @@ func (r *Reader) Search(ctx context.Context, text string) (found Search, err err
 			found.Skipped = append(found.Skipped, SkippedSearch{kind, err})
 		}
 	}
-	look(MatchInstance, r.sql.findInstances, func(row pgx.CollectableRow, m *Match) error {
+	scanInstance := func(row pgx.CollectableRow, m *Match) error {
 		var status string
 		return row.Scan(&m.Scope, &m.Key, &m.Path, &m.Name, &m.UUID, &status)
-	}, id, text, maxMatches)
-	look(MatchMessage, r.sql.findMessages, func(row pgx.CollectableRow, m *Match) error {
-		return row.Scan(&m.Scope, &m.Key, &m.Name, &m.ID, &m.UUID)
-	}, id, text, maxMatches)
+	}
+	look(MatchInstance, r.sql.findInstances, scanInstance, "", text, maxMatches, nil)
+	if id != nil && len(found.Matches) == 0 {
+		if at, ok := r.findInstanceID(ctx, *id, &found); ok {
+			look(MatchInstance, r.sql.findInstances, scanInstance, at.Scope, at.Key, maxMatches, *id)
+		}
+	}
 	look(MatchStep, r.sql.findSteps, func(row pgx.CollectableRow, m *Match) error {
 		var s StepRow
 		err := row.Scan(&m.Scope, &m.Key, &m.Name, &s.N, &s.State, &s.Attempts, &s.UndoAttempts, &s.CreatedAt, &s.UpdatedAt)
 		return err
 	}, "", text, maxMatches)
-	look(MatchParked, r.sql.findParked, func(row pgx.CollectableRow, m *Match) error {
-		return row.Scan(&m.Scope, &m.Key, &m.Name, &m.ID)
-	}, text, maxMatches)
 	look(MatchRequest, r.sql.findRequests, func(row pgx.CollectableRow, m *Match) error {
 		var q RequestRecord
 		var size *int64
 		var completed any
 		return row.Scan(&m.Name, &m.Scope, &m.Key, &q.State, &q.Attempt, &q.LeaseUntil, &q.Status, &size, &q.CreatedAt, &completed, &q.ExpiresAt, &q.At)
 	}, "", "", text, maxMatches)
+	if len(found.Matches) > 0 {
+		return found, ctx.Err()
+	}
+	look(MatchMessage, r.sql.findMessages, func(row pgx.CollectableRow, m *Match) error {
+		return row.Scan(&m.Scope, &m.Key, &m.Name, &m.ID, &m.UUID)
+	}, id, text, maxMatches)
+	look(MatchParked, r.sql.findParked, func(row pgx.CollectableRow, m *Match) error {
+		return row.Scan(&m.Scope, &m.Key, &m.Name, &m.ID)
+	}, text, maxMatches)
 	return found, ctx.Err()
+}
+
+// findInstanceID returns the address of the instance with an id. An error is noted in found.
+func (r *Reader) findInstanceID(ctx context.Context, id uuid.UUID, found *Search) (at Address, known bool) {
+	err := r.read(ctx, func(tx pgx.Tx) (err error) {
+		at, known, err = findInstanceID(ctx, tx, r.sql.findID, id)
+		return err
+	})
+	if err != nil && !sqlschema.Missing(err) {
+		found.Skipped = append(found.Skipped, SkippedSearch{MatchInstance, err})
+	}
+	return at, known
 }

@@ -33,13 +33,41 @@ ORDER BY scope, key, path LIMIT $14`
 const sqlCheckPicked = `
 SELECT EXISTS (SELECT FROM {schema}.saga WHERE scope = $1 AND key = $2 AND path = $3 AND {filter})`
 
-// sqlCountInstances counts all instances that sqlListInstances would read.
+// sqlCountInstances counts the instances that sqlListInstances would read, at most $14 unless it is null.
 const sqlCountInstances = `
-SELECT count(*) FROM {schema}.saga
-WHERE (scope, key, path) > ($1, $2, $3) AND {filter}`
+SELECT count(*) FROM (
+	SELECT FROM {schema}.saga
+	WHERE (scope, key, path) > ($1, $2, $3) AND {filter}
+	LIMIT $14) counted`
+
+// sqlListScopesOfKey lists up to $2 scopes that have instances of the key $1: one look-up in the primary key leads from
+// each scope to the next.
+const sqlListScopesOfKey = `
+WITH RECURSIVE other AS (
+	(SELECT scope FROM {schema}.saga ORDER BY scope LIMIT 1)
+	UNION ALL
+	SELECT (SELECT s.scope FROM {schema}.saga s WHERE s.scope > other.scope ORDER BY s.scope LIMIT 1)
+	FROM other WHERE other.scope IS NOT NULL)
+SELECT scope FROM other WHERE scope IS NOT NULL AND EXISTS (SELECT FROM {schema}.saga s WHERE s.scope = other.scope AND s.key = $1) LIMIT $2`
+
+// sqlFindID finds the instance with the id $1. There is no index on ids. An id is a UUIDv7 of the moment at which the
+// instance began, and most end soon: so the instances that ended between $2 and $3 are looked at first, then the live
+// ones, and then those that ended later.
+const sqlFindID = `
+SELECT scope, key, path FROM (
+	(SELECT scope, key, path FROM {schema}.saga WHERE ended_at >= $2 AND ended_at < $3 AND id = $1 LIMIT 1)
+	UNION ALL
+	(SELECT scope, key, path FROM {schema}.saga WHERE ended_at IS NULL AND id = $1 LIMIT 1)
+	UNION ALL
+	(SELECT scope, key, path FROM {schema}.saga WHERE ended_at >= $3 AND id = $1 LIMIT 1)) found
+LIMIT 1`
+
+// sqlKnowsName reports whether a saga with the name $1 is registered, or has live instances.
+const sqlKnowsName = `
+SELECT EXISTS (SELECT FROM {schema}.saga_definition WHERE name = $1) OR EXISTS (SELECT FROM {schema}.saga WHERE name = $1 AND ended_at IS NULL)`
 
 const filterInstances = `($4::text = '' OR name = $4) AND ($5::integer = 0 OR version = $5) AND ($6::text = '' OR status = $6)
-	AND (NOT $7::boolean OR ended_at IS NULL) AND ($8::text = '' OR scope = $8) AND ($9::text = '' OR key = $9)
+	AND (NOT $7::boolean OR ended_at IS NULL) AND (cardinality($8::text[]) IS NULL OR scope = ANY ($8)) AND ($9::text = '' OR key = $9)
 	AND ($10::bigint = 0 OR started_at <= coalesce($13, clock_timestamp()) - $10::bigint * interval '1 microsecond')
 	AND ($11::bigint = 0 OR updated_at <= coalesce($13, clock_timestamp()) - $11::bigint * interval '1 microsecond')
 	AND ($12::uuid IS NULL OR id = $12) AND ($13::timestamptz IS NULL OR updated_at <= $13)`
@@ -122,6 +150,7 @@ type instanceQueries struct {
 	pick, limitLocks, checkPicked               string
 	readPlan, readJournal, readClock, readWaits string
 	readPace                                    string
+	listScopesOfKey, findID, knowsName          string
 	decide, insertJournal                       string
 }
 
@@ -133,7 +162,8 @@ func newInstanceQueries(schema string) instanceQueries {
 		list: bind(sqlListInstances), count: bind(sqlCountInstances), findAddresses: bind(sqlFindAddresses), readFamily: bind(sqlReadFamily),
 		pick: bind(sqlPickInstances), limitLocks: sqlLimitLocks, checkPicked: bind(sqlCheckPicked),
 		readPlan: bind(sqlReadPlan), readWaits: bind(sqlReadWaits), readJournal: bind(sqlReadJournal), readClock: bind(sqlReadClock),
-		readPace: bind(sqlReadPace),
-		decide:   bind(sqlDecideInstance), insertJournal: bind(sqlInsertJournal),
+		readPace:        bind(sqlReadPace),
+		listScopesOfKey: bind(sqlListScopesOfKey), findID: bind(sqlFindID), knowsName: bind(sqlKnowsName),
+		decide: bind(sqlDecideInstance), insertJournal: bind(sqlInsertJournal),
 	}
 }

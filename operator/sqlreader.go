@@ -192,10 +192,13 @@ const sqlListSagaActivity = `
 SELECT id, at, who, '', verb, why, '', 0, '{}'::bigint[], scope, key, path, step
 FROM {schema}.saga_journal WHERE ` + activityFilter + ` ORDER BY at DESC, id DESC LIMIT $7`
 
-// sqlFindInstances finds up to $3 instances with the id $1, or that are part of it, and those of the key $2.
-const sqlFindInstances = `
-SELECT scope, key, path, name, id::text, status FROM {schema}.saga
-WHERE id = $1 OR root = $1 OR key = $2 ORDER BY path = '' DESC, started_at DESC, scope, key, path LIMIT $3`
+// sqlFindInstances finds up to $3 instances of the key $2, of scope $1 or, if that is empty, of any. With an id $4 they are
+// the instance with that id, and those that are part of it.
+const sqlFindInstances = sqlScopes + `
+SELECT i.scope, i.key, i.path, i.name, i.id::text, i.status FROM scopes s CROSS JOIN LATERAL (
+	SELECT scope, key, path, name, id, status, started_at FROM {schema}.saga
+	WHERE scope = s.scope AND key = $2 AND ($4::uuid IS NULL OR id = $4 OR root = $4) ORDER BY scope, key, path LIMIT $3) i
+ORDER BY i.path = '' DESC, i.started_at DESC, i.scope, i.key, i.path LIMIT $3`
 
 // sqlFindMessages finds up to $3 messages of the key $2, with $2 as the id of their correlation or their cause, or with
 // the id $1.
@@ -222,7 +225,7 @@ type readerQueries struct {
 	listSent, listReceived, listPlans                                     string
 	findRequests, findRequestsSized                                       string
 	listMessageActivity, listSagaActivity                                 string
-	findInstances, findMessages, findParked, findSteps                    string
+	findInstances, findID, findMessages, findParked, findSteps            string
 }
 
 func newReaderQueries(schema string) readerQueries {
@@ -235,7 +238,7 @@ func newReaderQueries(schema string) readerQueries {
 		listSent: leaves(sqlListSent, sqlSentLeaf), listReceived: bind(sqlListReceived), listPlans: bind(sqlListPlans),
 		findRequests: sized("NULL::bigint"), findRequestsSized: sized("octet_length(resp_body)::bigint"),
 		listMessageActivity: bind(sqlListMessageActivity), listSagaActivity: bind(sqlListSagaActivity),
-		findInstances: bind(sqlFindInstances), findMessages: leaves(strings.ReplaceAll(sqlFindMessages, "{wanted}", sqlWantedMessage), sqlFindMessagesLeaf),
+		findInstances: bind(strings.ReplaceAll(sqlFindInstances, "{table}", "saga")), findID: bind(sqlFindID), findMessages: leaves(strings.ReplaceAll(sqlFindMessages, "{wanted}", sqlWantedMessage), sqlFindMessagesLeaf),
 		findParked: bind(sqlFindParkedMessages), findSteps: bind(strings.ReplaceAll(sqlLocateSteps, "{table}", "inbox")),
 	}
 }

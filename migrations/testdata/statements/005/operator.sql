@@ -337,18 +337,20 @@ ORDER BY i.scope, i.key, i.step, i.n FOR UPDATE OF i SKIP LOCKED
 ---- instanceQueries.checkPicked
 
 SELECT EXISTS (SELECT FROM {schema}.saga WHERE scope = $1 AND key = $2 AND path = $3 AND ($4::text = '' OR name = $4) AND ($5::integer = 0 OR version = $5) AND ($6::text = '' OR status = $6)
-	AND (NOT $7::boolean OR ended_at IS NULL) AND ($8::text = '' OR scope = $8) AND ($9::text = '' OR key = $9)
+	AND (NOT $7::boolean OR ended_at IS NULL) AND (cardinality($8::text[]) IS NULL OR scope = ANY ($8)) AND ($9::text = '' OR key = $9)
 	AND ($10::bigint = 0 OR started_at <= coalesce($13, clock_timestamp()) - $10::bigint * interval '1 microsecond')
 	AND ($11::bigint = 0 OR updated_at <= coalesce($13, clock_timestamp()) - $11::bigint * interval '1 microsecond')
 	AND ($12::uuid IS NULL OR id = $12) AND ($13::timestamptz IS NULL OR updated_at <= $13))
 ---- instanceQueries.count
 
-SELECT count(*) FROM {schema}.saga
-WHERE (scope, key, path) > ($1, $2, $3) AND ($4::text = '' OR name = $4) AND ($5::integer = 0 OR version = $5) AND ($6::text = '' OR status = $6)
-	AND (NOT $7::boolean OR ended_at IS NULL) AND ($8::text = '' OR scope = $8) AND ($9::text = '' OR key = $9)
+SELECT count(*) FROM (
+	SELECT FROM {schema}.saga
+	WHERE (scope, key, path) > ($1, $2, $3) AND ($4::text = '' OR name = $4) AND ($5::integer = 0 OR version = $5) AND ($6::text = '' OR status = $6)
+	AND (NOT $7::boolean OR ended_at IS NULL) AND (cardinality($8::text[]) IS NULL OR scope = ANY ($8)) AND ($9::text = '' OR key = $9)
 	AND ($10::bigint = 0 OR started_at <= coalesce($13, clock_timestamp()) - $10::bigint * interval '1 microsecond')
 	AND ($11::bigint = 0 OR updated_at <= coalesce($13, clock_timestamp()) - $11::bigint * interval '1 microsecond')
 	AND ($12::uuid IS NULL OR id = $12) AND ($13::timestamptz IS NULL OR updated_at <= $13)
+	LIMIT $14) counted
 ---- instanceQueries.decide
 
 UPDATE {schema}.saga SET status = $4, reason = $5, progress = $6, tries = 0,
@@ -366,9 +368,21 @@ WITH RECURSIVE other AS (
 SELECT s.scope, s.key, s.path FROM other JOIN {schema}.saga AS s USING (scope)
 WHERE s.key = $1 AND CASE $2 WHEN '' THEN s.parent IS NULL ELSE s.path = $2 END
 ORDER BY s.started_at DESC, s.scope, s.path LIMIT $4
+---- instanceQueries.findID
+
+SELECT scope, key, path FROM (
+	(SELECT scope, key, path FROM {schema}.saga WHERE ended_at >= $2 AND ended_at < $3 AND id = $1 LIMIT 1)
+	UNION ALL
+	(SELECT scope, key, path FROM {schema}.saga WHERE ended_at IS NULL AND id = $1 LIMIT 1)
+	UNION ALL
+	(SELECT scope, key, path FROM {schema}.saga WHERE ended_at >= $3 AND id = $1 LIMIT 1)) found
+LIMIT 1
 ---- instanceQueries.insertJournal
 
 INSERT INTO {schema}.saga_journal (scope, key, path, verb, step, who, why) VALUES ($1, $2, $3, $4, $5, $6, $7)
+---- instanceQueries.knowsName
+
+SELECT EXISTS (SELECT FROM {schema}.saga_definition WHERE name = $1) OR EXISTS (SELECT FROM {schema}.saga WHERE name = $1 AND ended_at IS NULL)
 ---- instanceQueries.limitLocks
 SELECT set_config('lock_timeout', $1, true)
 ---- instanceQueries.list
@@ -376,11 +390,19 @@ SELECT set_config('lock_timeout', $1, true)
 SELECT scope, key, path, id, root, name, version, coalesce(parent, ''), status, reason, tries,
 	started_at, updated_at, due_at, ended_at FROM {schema}.saga
 WHERE (scope, key, path) > ($1, $2, $3) AND ($4::text = '' OR name = $4) AND ($5::integer = 0 OR version = $5) AND ($6::text = '' OR status = $6)
-	AND (NOT $7::boolean OR ended_at IS NULL) AND ($8::text = '' OR scope = $8) AND ($9::text = '' OR key = $9)
+	AND (NOT $7::boolean OR ended_at IS NULL) AND (cardinality($8::text[]) IS NULL OR scope = ANY ($8)) AND ($9::text = '' OR key = $9)
 	AND ($10::bigint = 0 OR started_at <= coalesce($13, clock_timestamp()) - $10::bigint * interval '1 microsecond')
 	AND ($11::bigint = 0 OR updated_at <= coalesce($13, clock_timestamp()) - $11::bigint * interval '1 microsecond')
 	AND ($12::uuid IS NULL OR id = $12) AND ($13::timestamptz IS NULL OR updated_at <= $13)
 ORDER BY scope, key, path LIMIT $14
+---- instanceQueries.listScopesOfKey
+
+WITH RECURSIVE other AS (
+	(SELECT scope FROM {schema}.saga ORDER BY scope LIMIT 1)
+	UNION ALL
+	SELECT (SELECT s.scope FROM {schema}.saga s WHERE s.scope > other.scope ORDER BY s.scope LIMIT 1)
+	FROM other WHERE other.scope IS NOT NULL)
+SELECT scope FROM other WHERE scope IS NOT NULL AND EXISTS (SELECT FROM {schema}.saga s WHERE s.scope = other.scope AND s.key = $1) LIMIT $2
 ---- instanceQueries.pick
 
 SELECT scope, key, path, id, root, name, version, coalesce(parent, ''), status, reason, tries,
@@ -388,7 +410,7 @@ SELECT scope, key, path, id, root, name, version, coalesce(parent, ''), status, 
 	(extract(epoch FROM clock_timestamp() - started_at) * 1000)::bigint
 FROM {schema}.saga
 WHERE (scope, key, path) > ($1, $2, $3) AND ($4::text = '' OR name = $4) AND ($5::integer = 0 OR version = $5) AND ($6::text = '' OR status = $6)
-	AND (NOT $7::boolean OR ended_at IS NULL) AND ($8::text = '' OR scope = $8) AND ($9::text = '' OR key = $9)
+	AND (NOT $7::boolean OR ended_at IS NULL) AND (cardinality($8::text[]) IS NULL OR scope = ANY ($8)) AND ($9::text = '' OR key = $9)
 	AND ($10::bigint = 0 OR started_at <= coalesce($13, clock_timestamp()) - $10::bigint * interval '1 microsecond')
 	AND ($11::bigint = 0 OR updated_at <= coalesce($13, clock_timestamp()) - $11::bigint * interval '1 microsecond')
 	AND ($12::uuid IS NULL OR id = $12) AND ($13::timestamptz IS NULL OR updated_at <= $13) AND started_at <= $15
@@ -778,10 +800,30 @@ RETURNING h.id, h.ordering_key
 SELECT count(*) FILTER (WHERE state = 1), count(*) FILTER (WHERE state = 1 AND lease_until <= clock_timestamp()),
 	greatest(coalesce(extract(epoch FROM clock_timestamp() - min(lease_until) FILTER (WHERE state = 1)), 0), 0)::float8
 FROM (SELECT state, lease_until FROM {schema}.idempotency_key ORDER BY expires_at DESC LIMIT $1) AS newest
+---- readerQueries.findID
+
+SELECT scope, key, path FROM (
+	(SELECT scope, key, path FROM {schema}.saga WHERE ended_at >= $2 AND ended_at < $3 AND id = $1 LIMIT 1)
+	UNION ALL
+	(SELECT scope, key, path FROM {schema}.saga WHERE ended_at IS NULL AND id = $1 LIMIT 1)
+	UNION ALL
+	(SELECT scope, key, path FROM {schema}.saga WHERE ended_at >= $3 AND id = $1 LIMIT 1)) found
+LIMIT 1
 ---- readerQueries.findInstances
 
-SELECT scope, key, path, name, id::text, status FROM {schema}.saga
-WHERE id = $1 OR root = $1 OR key = $2 ORDER BY path = '' DESC, started_at DESC, scope, key, path LIMIT $3
+WITH RECURSIVE other AS (
+	(SELECT scope FROM {schema}.saga WHERE $1::text = '' ORDER BY scope LIMIT 1)
+	UNION ALL
+	SELECT (SELECT t.scope FROM {schema}.saga t WHERE t.scope > other.scope ORDER BY t.scope LIMIT 1)
+	FROM other WHERE other.scope IS NOT NULL),
+scopes AS (
+	SELECT $1::text COLLATE "C" AS scope WHERE $1::text <> ''
+	UNION ALL
+	SELECT scope FROM other WHERE scope IS NOT NULL)
+SELECT i.scope, i.key, i.path, i.name, i.id::text, i.status FROM scopes s CROSS JOIN LATERAL (
+	SELECT scope, key, path, name, id, status, started_at FROM {schema}.saga
+	WHERE scope = s.scope AND key = $2 AND ($4::uuid IS NULL OR id = $4 OR root = $4) ORDER BY scope, key, path LIMIT $3) i
+ORDER BY i.path = '' DESC, i.started_at DESC, i.scope, i.key, i.path LIMIT $3
 ---- readerQueries.findMessages
 
 SELECT DISTINCT scope, key, type, id, message_id::text FROM (
