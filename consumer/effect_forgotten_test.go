@@ -380,7 +380,7 @@ func (f *fixture) letterID(t *testing.T) (id int64) {
 	return id
 }
 
-// redrive sends the only dead letter round again, after an edit if there is one.
+// redrive redrives the only dead letter, after an edit if there is one.
 func (f *fixture) redrive(t *testing.T, edit *DeskEdit) {
 	t.Helper()
 	id := f.letterID(t)

@@ -11,7 +11,7 @@ import (
 // otherUndo is a compensation under the identity of undo, with another payload.
 func otherUndo(key string) *message.Message { return newMessage("unpay", key, payment{777}) }
 
-// redriven leaves an action and its compensation that go round, of whose payload
+// redriven leaves a retrying action and its retrying compensation, of whose payload
 // the row knows nothing: it became a dead letter because its action was one.
 func (f *letterFixture) redriven(t *testing.T) {
 	t.Helper()

@@ -9,7 +9,7 @@ import (
 	"github.com/sagamill/sagamill/outbox"
 )
 
-// sendRound makes every dead letter go round, without its identity.
+// sendRound makes every dead letter retrying, without its identity.
 func (f *fixture) sendRound(t *testing.T, change string) {
 	t.Helper()
 	f.exec(t, "UPDATE {schema}.parked SET state = 'retrying', due_at = clock_timestamp()"+change)

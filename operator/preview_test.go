@@ -251,12 +251,12 @@ var planCases = []struct {
 			f.edit(t, Edit{Set: map[string]string{outbox.HeaderKey: "k:process-payment"}})
 		}
 	}},
-	{name: "a copy of what goes round", want: "duplicate", row: "done", effects: "paid k 1", arrange: func(t *testing.T, f *letterFixture) {
+	{name: "a copy of a retrying message", want: "duplicate", row: "done", effects: "paid k 1", arrange: func(t *testing.T, f *letterFixture) {
 		handle(t, f.c, act("k"))
 		f.copyLetter(t, "payload")
 		f.redriveID(t, 1)
 	}},
-	{name: "not quite a copy of what goes round", want: "key-reused", row: "done", effects: "paid k 1", arrange: func(t *testing.T, f *letterFixture) {
+	{name: "not quite a copy of a retrying message", want: "key-reused", row: "done", effects: "paid k 1", arrange: func(t *testing.T, f *letterFixture) {
 		handle(t, f.c, act("k"))
 		f.copyLetter(t, "'{}'")
 		f.redriveID(t, 1)

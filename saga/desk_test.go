@@ -225,7 +225,7 @@ func forward(name string, attempts int) saga.Step[trip] {
 	return s
 }
 
-// redriveAll sends the schema's dead letters round again.
+// redriveAll redrives the dead letters of the schema.
 func (d *desk) redriveAll() {
 	d.t.Helper()
 	letters, err := operator.NewDeadLetters(d.db, operator.Inbox, &operator.Options{Schema: d.schema})

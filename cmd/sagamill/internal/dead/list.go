@@ -19,14 +19,14 @@ import (
 // Commands returns the commands of the family.
 func Commands() []cli.Command {
 	return []cli.Command{
-		{Words: "dead list", About: "messages that a step could not handle or read; with -state retrying, those that go round", Run: deadList},
+		{Words: "dead list", About: "messages that a step could not handle or read; with -state retrying, those that are retried", Run: deadList},
 		{Words: "dead show", About: "all that is known of those with -id", Run: deadShow},
 		{Words: "dead plan", About: "what a redrive would make of them", Run: deadPlan},
-		{Words: "dead redrive", About: "send them round again: those with -id, or -all that a filter picks", Run: deadRedrive},
+		{Words: "dead redrive", About: "run dead letters again: those with -id, or -all that a filter picks", Run: deadRedrive},
 		{Words: "dead edit", About: "change the payload and headers of the one with -id", Run: deadEdit},
 		{Words: "dead discard", About: "remove them for good: those with -id, or -all that a filter picks", Run: deadDiscard},
-		{Words: "dead retry", About: "run now what goes round: those with -id, or -all that a filter picks", Run: deadRetry},
-		{Words: "dead bury", About: "make those with -id, which go round, dead letters now", Run: deadBury},
+		{Words: "dead retry", About: "run retrying messages now: those with -id, or -all that a filter picks", Run: deadRetry},
+		{Words: "dead bury", About: "make the retrying messages with -id dead letters now", Run: deadBury},
 	}
 }
 
@@ -98,7 +98,7 @@ func deadList(ctx context.Context, c *cli.Call) error {
 	c.TakeSeveral(cli.DefaultSchema)
 	pick, after, limit := addFilter(c), c.AddAfterID(), c.AddLimitFlag()
 	asJSON := c.Flags.Bool("json", false, "print JSON, a line each")
-	state := c.Flags.String("state", "dead", "dead, or retrying: those that go round; default: dead")
+	state := c.Flags.String("state", "dead", "dead, or retrying; default: dead")
 	if err := c.ParseDatabaseFlags(); err != nil {
 		return err
 	}
