@@ -61,8 +61,13 @@ func TestAStuckSagaGoesOnWhenItsParticipantIsBack(t *testing.T) {
 	w.press("Sagas are stuck.")
 	w.see("3 match")
 	w.screenshot("stuck")
+	w.open("why?q=trip-001") // one of them, as a page for a colleague
+	w.see("Link for a colleague")
+	w.see("the booking system of the hotels does not answer")
+	w.screenshot("why")
 
 	down.Store(false)
+	w.open("sagas?state=stuck")
 	w.press("Retry…")
 	w.see("What it would do now")
 	w.screenshot("preview")
