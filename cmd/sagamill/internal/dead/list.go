@@ -20,7 +20,7 @@ import (
 func Commands() []cli.Command {
 	return []cli.Command{
 		{Words: "dead list", About: "messages that a step could not handle or read; with -state retrying, those that are retried", Run: deadList},
-		{Words: "dead show", About: "all that is known of those with -id", Run: deadShow},
+		{Words: "dead show", About: "all about the dead letters that -id names", Run: deadShow},
 		{Words: "dead plan", About: "what a redrive would make of them", Run: deadPlan},
 		{Words: "dead redrive", About: "run dead letters again: those with -id, or -all that a filter picks", Run: deadRedrive},
 		{Words: "dead edit", About: "change the payload and headers of the one with -id", Run: deadEdit},

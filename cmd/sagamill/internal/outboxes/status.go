@@ -18,7 +18,7 @@ func Commands() []cli.Command {
 	return []cli.Command{
 		{Words: "outbox status", About: "what is unpublished, and which relay publishes; asks the database alone", Run: outboxStatus},
 		{Words: "outbox dead list", About: "messages that the broker refused until their attempts were used up", Run: outboxDeadList},
-		{Words: "outbox dead show", About: "all that is known of those with -id", Run: outboxDeadShow},
+		{Words: "outbox dead show", About: "all about the dead letters that -id names", Run: outboxDeadShow},
 		{Words: "outbox dead redrive", About: "publish dead letters again: those with -id, or -all that a filter picks", Run: outboxDeadRedrive},
 		{Words: "outbox dead discard", About: "remove them for good: those with -id, or -all that a filter picks", Run: outboxDeadDiscard},
 		{Words: "outbox refused list", About: "messages that the broker refuses and that are tried again", Run: outboxRefusedList},
