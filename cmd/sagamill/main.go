@@ -47,7 +47,7 @@
 //
 //	sagamill why                     say where a saga is waiting
 //
-//	sagamill broker permissions      print what makes a user of RabbitMQ for each service
+//	sagamill broker permissions      print commands that give each service its permissions in RabbitMQ
 //	sagamill broker declare          declare the exchanges and queues of a topology
 //	sagamill broker delete           delete them, unless a queue holds messages or is consumed from
 //

@@ -26,7 +26,7 @@ const maxTopology = 1 << 20
 // Commands returns the commands of the family.
 func Commands() []cli.Command {
 	return []cli.Command{
-		{Words: "broker permissions", About: "print what makes a user of RabbitMQ for each service", Run: brokerPermissions},
+		{Words: "broker permissions", About: "print commands that give each service its permissions in RabbitMQ", Run: brokerPermissions},
 		{Words: "broker declare", About: "declare the exchanges and queues of a topology", Run: brokerDeclare},
 		{Words: "broker delete", About: "delete them, unless a queue holds messages or is consumed from", Run: brokerDelete},
 	}

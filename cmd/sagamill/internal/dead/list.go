@@ -23,7 +23,7 @@ func Commands() []cli.Command {
 		{Words: "dead show", About: "all about the dead letters that -id names", Run: deadShow},
 		{Words: "dead plan", About: "what a redrive would make of them", Run: deadPlan},
 		{Words: "dead redrive", About: "run dead letters again: those with -id, or -all that a filter picks", Run: deadRedrive},
-		{Words: "dead edit", About: "change the payload and headers of the one with -id", Run: deadEdit},
+		{Words: "dead edit", About: "change payload and headers of the dead letter that -id names", Run: deadEdit},
 		{Words: "dead discard", About: "remove them for good: those with -id, or -all that a filter picks", Run: deadDiscard},
 		{Words: "dead retry", About: "run retrying messages now: those with -id, or -all that a filter picks", Run: deadRetry},
 		{Words: "dead bury", About: "make the retrying messages with -id dead letters now", Run: deadBury},
