@@ -20,10 +20,10 @@ func (f *fixture) usePool(t *testing.T, n int32) (used, most *atomic.Int32) {
 	used, most = &atomic.Int32{}, &atomic.Int32{}
 	config := f.pool.Config()
 	config.MaxConns = n
-	config.BeforeAcquire = func(context.Context, *pgx.Conn) bool {
+	config.PrepareConn = func(context.Context, *pgx.Conn) (bool, error) {
 		for now := used.Add(1); ; {
 			if was := most.Load(); was >= now || most.CompareAndSwap(was, now) {
-				return true
+				return true, nil
 			}
 		}
 	}
