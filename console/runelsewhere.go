@@ -25,7 +25,8 @@ const (
 	leftAge = 4 * time.Second
 )
 
-// A runNote is what the address of a run says of it, signed: a process that did not start the run shows it by that.
+// A runNote is what the address of a run says of it: a process that did not start the run shows it by that. It is
+// signed, not encrypted: whoever has the address can read the reason and the filter.
 type runNote struct {
 	Proposal proposal  `json:"proposal"`
 	Actor    Actor     `json:"actor"` // who has confirmed it

@@ -89,7 +89,7 @@ func TestTheOutboxHasNoStepsAndNoEdits(t *testing.T) {
 	}
 	f.exec(t, `INSERT INTO {schema}.outbox_held (id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id,
 			content_type, payload, state, due_at, attempts, reason, refused_at)
-		SELECT i, gen_random_uuid(), 't', 't', 's', 'k', 'step', '', 'k', '', '', '', '', CASE i WHEN 1 THEN 'dead' ELSE 'refused' END, now(), 1, 'no queue', now() FROM generate_series(1, 3) i`)
+		SELECT i, gen_random_uuid(), 't', 't', 's', 'k', 'step', '', 'k', '', '', '', 'abcdef', CASE i WHEN 1 THEN 'dead' ELSE 'refused' END, now(), 1, 'no queue', now() FROM generate_series(1, 3) i`)
 	var seen []Preview
 	counts, err := d.Preview(t.Context(), Filter{}, nil, func(p Preview) error { seen = append(seen, p); return nil })
 	if err != nil || counts[OutcomeRun] != 1 || len(seen) != 1 || seen[0].State != StateDead || seen[0].Side != Outbox || seen[0].Why == "" {
@@ -97,6 +97,11 @@ func TestTheOutboxHasNoStepsAndNoEdits(t *testing.T) {
 	}
 	if n, err := d.Count(t.Context(), Filter{State: StateRetrying}); n != 2 || err != nil {
 		t.Errorf("Count of retrying messages = %d, %v; want 2", n, err)
+	}
+	for limit, want := range map[int]string{0: "", 3: "abc", 100: "abcdef"} {
+		if got, err := d.GetLimited(t.Context(), 1, limit); err != nil || string(got.Payload) != want || got.Size != 6 {
+			t.Errorf("%d bytes of the payload: %q of %d, %v", limit, got.Payload, got.Size, err)
+		}
 	}
 	for name, call := range map[string]func() error{
 		"reason":   func() error { _, err := d.Count(t.Context(), Filter{Reason: consumer.ReasonFailed}); return err },

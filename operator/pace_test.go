@@ -207,6 +207,11 @@ func TestSearchesGoToTheRowsThatTheyName(t *testing.T) {
 				VALUES ($1, $2, $3, $3, 1, 'voyage', 'h', now() - interval '4 hours', '{}', '{}', CASE WHEN `+moment+` IS NULL THEN 'running' ELSE 'completed' END, now(), `+moment+`)`, scope, fmt.Sprint("named", i), id)
 		}
 	}
+	future := "02890000-0000-7000-8000-000000000000" // from a clock that was ahead
+	ids["acmeahead"] = future
+	c.exec(t, `INSERT INTO {schema}.saga_definition (name, version, hash, plan) VALUES ('ferry', 1, 'h', '{}')`)
+	c.exec(t, `INSERT INTO {schema}.saga (scope, key, id, root, version, name, plan_hash, started_at, state, progress, status, updated_at, ended_at)
+		VALUES ('acme', 'namedahead', $1, $1, 1, 'ferry', 'h', now() - interval '1 hour', '{}', '{}', 'completed', now(), now())`, future)
 	for at, id := range ids {
 		found, err := c.n.List(t.Context(), InstanceFilter{ID: id}, Address{}, 10)
 		if err != nil || len(found) != 1 || found[0].ID != id || found[0].Scope+strings.TrimPrefix(found[0].Key, "named") != at {
@@ -225,6 +230,7 @@ func TestSearchesGoToTheRowsThatTheyName(t *testing.T) {
 		"an id in another":       {InstanceFilter{ID: ids["acme1"], Scope: "other"}, 0},
 		"an id of none":          {InstanceFilter{ID: uuid.Must(uuid.NewV7()).String()}, 0},
 		"a name that is live":    {InstanceFilter{Saga: "voyage"}, 6},
+		"a name that has ended":  {InstanceFilter{Saga: "ferry"}, 1},
 		"a name that is unknown": {InstanceFilter{Saga: "cruise"}, 0},
 	} {
 		found, err := c.n.List(t.Context(), tt.filter, Address{}, 10)

@@ -52,17 +52,20 @@ SELECT scope FROM other WHERE scope IS NOT NULL AND EXISTS (SELECT FROM {schema}
 
 // sqlFindID finds the instance with the id $1. There is no index on ids. An id is a UUIDv7 of the moment at which the
 // instance began, and most end soon: so the instances that ended between $2 and $3 are looked at first, then the live
-// ones, and then those that ended later.
+// ones, then those that ended later, and then all others.
 const sqlFindID = `
 SELECT scope, key, path FROM (
 	(SELECT scope, key, path FROM {schema}.saga WHERE ended_at >= $2 AND ended_at < $3 AND id = $1 LIMIT 1)
 	UNION ALL
 	(SELECT scope, key, path FROM {schema}.saga WHERE ended_at IS NULL AND id = $1 LIMIT 1)
 	UNION ALL
-	(SELECT scope, key, path FROM {schema}.saga WHERE ended_at >= $3 AND id = $1 LIMIT 1)) found
+	(SELECT scope, key, path FROM {schema}.saga WHERE ended_at >= $3 AND id = $1 LIMIT 1)
+	UNION ALL
+	(SELECT scope, key, path FROM {schema}.saga WHERE ended_at < $2 AND id = $1 LIMIT 1)) found
 LIMIT 1`
 
-// sqlKnowsName reports whether a saga with the name $1 is registered, or has live instances.
+// sqlKnowsName reports whether a saga with the name $1 is registered, or has live instances. An instance ends only after
+// an orchestrator has registered its definition, and nothing removes definitions. So an unknown name has no instances.
 const sqlKnowsName = `
 SELECT EXISTS (SELECT FROM {schema}.saga_definition WHERE name = $1) OR EXISTS (SELECT FROM {schema}.saga WHERE name = $1 AND ended_at IS NULL)`
 

@@ -52,10 +52,10 @@ type position struct {
 	at        cursor  // behind what has been read
 	list      []entry // of the difference from at, what is not read yet
 	more      bool    // the difference goes on behind list
-	listFirst bool    // the last difference was larger than limits.small: list the next one before reading it
+	listFirst bool    // the last read did not take its whole difference: list what follows before reading it
 }
 
-// smallDifference is how many messages one statement lists and reads. More are listed first, and then read in pages.
+// smallDifference is how many messages are read without a list. More are listed first, and then read in pages.
 const smallDifference = 32
 
 // A message with more than largePayload bytes of payload is listed before it is read. A read without a list takes none

@@ -291,23 +291,29 @@ func (b *bench) visitPages(ctx context.Context) (targets []target.Target, err er
 	return []target.Target{{Name: "slowest-page-p95-ms", Value: target.Milliseconds(target.Percentile(worst.took, 0.95)), Goal: target.Milliseconds(pageGoal), AtMost: true}}, nil
 }
 
-// measure visits a page n times, after a first time that prepares statements.
+// measure visits a page n times. Each time the console has read nothing yet.
 func (s *site) measure(ctx context.Context, one *visit, v *values, n int) *measured {
-	m := &measured{name: one.name}
-	before, used := s.count.Statements.Load(), proctime.ReadUsage()
+	return measureVisits(one.name, n, &s.count, s.renew, func() error { return s.open(ctx, one.path(v), one.live) })
+}
+
+// measureVisits measures n visits after a first one, which prepares statements. It does not time prepare, which comes
+// before each.
+func measureVisits(name string, n int, count *trips.Counter, prepare, visit func() error) *measured {
+	m := &measured{name: name}
+	before, used := count.Statements.Load(), proctime.ReadUsage()
 	for i := range n + 1 {
-		if m.problem = s.renew(); m.problem != nil {
+		if m.problem = prepare(); m.problem != nil {
 			return m
 		}
 		begun := time.Now()
-		if m.problem = s.open(ctx, one.path(v), one.live); m.problem != nil {
+		if m.problem = visit(); m.problem != nil {
 			return m
 		}
 		if i > 0 {
 			m.took = append(m.took, time.Since(begun))
 		}
 	}
-	m.statements = float64(s.count.Statements.Load()-before) / float64(n+1)
+	m.statements = float64(count.Statements.Load()-before) / float64(n+1)
 	spent := proctime.ReadUsage().UsedSince(used)
 	m.processor = target.Milliseconds(spent.Client+spent.Database) / float64(n+1)
 	return m

@@ -18,7 +18,6 @@ import (
 	"github.com/riverqueue/river/rivermigrate"
 	"riverqueue.com/riverui"
 
-	"github.com/sagamill/sagamill/bench/internal/proctime"
 	"github.com/sagamill/sagamill/bench/internal/target"
 	"github.com/sagamill/sagamill/bench/internal/trips"
 )
@@ -159,21 +158,7 @@ func closed(pool *pgxpool.Pool) error {
 }
 
 func (s *riverSite) measureRiver(ctx context.Context, one *visit, n int) *measured {
-	m := &measured{name: one.name}
-	before, used := s.count.Statements.Load(), proctime.ReadUsage()
-	for i := range n + 1 {
-		begun := time.Now()
-		if m.problem = s.get(ctx, one.path(nil)); m.problem != nil {
-			return m
-		}
-		if i > 0 {
-			m.took = append(m.took, time.Since(begun))
-		}
-	}
-	m.statements = float64(s.count.Statements.Load()-before) / float64(n+1)
-	spent := proctime.ReadUsage().UsedSince(used)
-	m.processor = target.Milliseconds(spent.Client+spent.Database) / float64(n+1)
-	return m
+	return measureVisits(one.name, n, &s.count, func() error { return nil }, func() error { return s.get(ctx, one.path(nil)) })
 }
 
 func (s *riverSite) get(ctx context.Context, path string) error {

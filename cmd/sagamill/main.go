@@ -15,14 +15,14 @@
 //
 //	sagamill outbox status           what is unpublished, and which relay publishes; asks the database alone
 //	sagamill outbox dead list        messages that the broker refused until their attempts were used up
-//	sagamill outbox dead show        all that is known of some of them
+//	sagamill outbox dead show        all about some of them
 //	sagamill outbox dead redrive     publish them again
 //	sagamill outbox dead discard     remove them for good
 //	sagamill outbox refused list     messages that the broker refuses and that are tried again
 //	sagamill outbox refused release  make them dead letters now, and let go what waits behind them
 //
 //	sagamill dead list               messages that a step could not handle or read, or that are retrying
-//	sagamill dead show               all that is known of some of them
+//	sagamill dead show               all about some of them
 //	sagamill dead plan               what a redrive would make of them
 //	sagamill dead redrive            run them again
 //	sagamill dead edit               change one's payload and headers

@@ -35,6 +35,8 @@ type Webhook struct {
 	Secret []byte // shared with the provider
 }
 
+// ServeHTTP answers 204 once the event is stored as a message. An event that is sent again becomes another message,
+// which the step takes for a duplicate.
 func (h *Webhook) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxWebhook))
 	if err != nil {

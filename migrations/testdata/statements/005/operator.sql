@@ -375,7 +375,9 @@ SELECT scope, key, path FROM (
 	UNION ALL
 	(SELECT scope, key, path FROM {schema}.saga WHERE ended_at IS NULL AND id = $1 LIMIT 1)
 	UNION ALL
-	(SELECT scope, key, path FROM {schema}.saga WHERE ended_at >= $3 AND id = $1 LIMIT 1)) found
+	(SELECT scope, key, path FROM {schema}.saga WHERE ended_at >= $3 AND id = $1 LIMIT 1)
+	UNION ALL
+	(SELECT scope, key, path FROM {schema}.saga WHERE ended_at < $2 AND id = $1 LIMIT 1)) found
 LIMIT 1
 ---- instanceQueries.insertJournal
 
@@ -807,7 +809,9 @@ SELECT scope, key, path FROM (
 	UNION ALL
 	(SELECT scope, key, path FROM {schema}.saga WHERE ended_at IS NULL AND id = $1 LIMIT 1)
 	UNION ALL
-	(SELECT scope, key, path FROM {schema}.saga WHERE ended_at >= $3 AND id = $1 LIMIT 1)) found
+	(SELECT scope, key, path FROM {schema}.saga WHERE ended_at >= $3 AND id = $1 LIMIT 1)
+	UNION ALL
+	(SELECT scope, key, path FROM {schema}.saga WHERE ended_at < $2 AND id = $1 LIMIT 1)) found
 LIMIT 1
 ---- readerQueries.findInstances
 
