@@ -15,7 +15,7 @@
 //	page.go     a page reads its data, and its template is rendered as a whole
 //	live.go     while the page is open, a stream sends the blocks that have changed; memo.go shares what they read
 //	change.go   a change: preview, then confirmation; token.go signs what was previewed
-//	run.go      a confirmed change runs, with progress, pause and resume; runelsewhere.go: of another process
+//	run.go      a confirmed change runs, with progress, pause and resume, and all are listed; runelsewhere.go: of another process
 //	redact.go   what Options.Redact gets
 //	assets.go   static files, with a digest in the name
 //

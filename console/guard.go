@@ -266,6 +266,7 @@ type pageError struct {
 	Status int
 	What   string
 	Advice string
+	Page   string // path of a page of the console that helps; "": the overview
 }
 
 func (e *pageError) Error() string { return "console: " + e.What }

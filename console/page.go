@@ -45,8 +45,7 @@ var templateFiles embed.FS
 // listPages returns all pages. The menu shows those with inMenu in this order.
 func (c *Console) listPages() []*page {
 	pages := []*page{c.overviewPage(), c.sagasPage(), c.sagaPage(), c.groupsPage(), c.lettersPage(), c.letterPage(), c.editPage()}
-	pages = slices.Concat(pages, c.outboxPages(), c.topologyPages(), c.requestPages(), c.journalPages(), c.whyPages())
-	return append(append(pages, c.previewPages()...), c.runPages()...)
+	return slices.Concat(pages, c.outboxPages(), c.topologyPages(), c.requestPages(), c.runPages(), c.journalPages(), c.whyPages(), c.previewPages())
 }
 
 // buildPages parses the template of each page.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -12,7 +13,8 @@ import (
 )
 
 const (
-	runPath = "run"
+	runPath  = "run"
+	runsPath = "changes"
 
 	maxKeptRuns = 200
 )
@@ -82,14 +84,8 @@ func (s *runSet) begin(c *Console, r *run, by Actor) error {
 	if s.ctx.Err() != nil {
 		return &pageError{Status: http.StatusServiceUnavailable, What: "The console is stopping, and nothing has changed.", Advice: "Try again in a minute."}
 	}
-	active := 0
-	for _, other := range s.all {
-		if other.snapshot().State == runActive {
-			active++
-		}
-	}
-	if active >= c.opts.activeRuns() {
-		return &pageError{Status: http.StatusServiceUnavailable, What: fmt.Sprintf("%d changes run already, and nothing has changed.", active), Advice: "Wait until one has ended."}
+	if err := s.checkRoom(c); err != nil {
+		return err
 	}
 	ctx, stop := context.WithCancel(s.ctx)
 	r.mu.Lock()
@@ -109,6 +105,32 @@ func (s *runSet) begin(c *Console, r *run, by Actor) error {
 		c.runAttempt(ctx, r, &o)
 	})
 	return nil
+}
+
+// checkRoom refuses another attempt while as many changes run as the console may run at once. The caller holds s.mu.
+func (s *runSet) checkRoom(c *Console) error {
+	var active []string
+	for _, id := range s.order {
+		if v := s.all[id].snapshot(); v.State == runActive {
+			active = append(active, fmt.Sprintf("%s (by %s)", v.Title, v.By))
+		}
+	}
+	if len(active) < c.opts.activeRuns() {
+		return nil
+	}
+	return &pageError{Status: http.StatusServiceUnavailable, What: formatPlural(len(active), "change runs", "changes run") + " already, and nothing has changed. Running: " + strings.Join(active, "; ") + ".",
+		Advice: "Wait until one has ended, or pause one.", Page: runsPath}
+}
+
+// list returns the runs, the newest first.
+func (s *runSet) list() []*run {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	all := make([]*run, 0, len(s.order))
+	for _, id := range slices.Backward(s.order) {
+		all = append(all, s.all[id])
+	}
+	return all
 }
 
 // forgetOld removes the oldest runs that have ended. The caller holds s.mu.
@@ -212,6 +234,7 @@ type runView struct {
 	CanPause         bool
 	CanResume        bool
 	Address          string         // of its forms
+	Query            string         // of its page
 	Elsewhere        *elsewhereView // nil: this process knows it
 }
 
@@ -244,12 +267,23 @@ func (r *run) snapshot() *runView {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return &runView{ID: r.ID, Title: r.Title, State: r.state, Actor: r.Actor, By: r.by, Why: r.Why, Total: r.Total, Tally: r.tally, Refusals: sortReasons(r.tally.Refused),
-		Begun: r.begun, Ended: r.ended, Problem: r.problem, Address: r.address}
+		Begun: r.begun, Ended: r.ended, Problem: r.problem, Address: r.address, Query: "?" + r.query().Encode()}
 }
 
-// runPages returns the page of a run, with its forms that pause it and let it go on.
+// runPages returns the list of runs, and the page of one with its forms that pause it and let it go on.
 func (c *Console) runPages() []*page {
-	return []*page{{path: runPath, title: "Change", template: "run.html", show: c.showRun, live: c.showRun, blocks: []string{"progress"}, post: c.steerRun}}
+	return []*page{{path: runsPath, title: "Changes", inMenu: true, template: "changes.html", show: c.showRuns, live: c.showRuns, blocks: []string{"changes"}}, {path: runPath, title: "Change", template: "run.html", show: c.showRun, live: c.showRun, blocks: []string{"progress"}, post: c.steerRun}}
+}
+
+// showRuns lists the runs of this process.
+func (c *Console) showRuns(context.Context, *request) (any, error) {
+	views := []*runView{}
+	for _, r := range c.runs.list() {
+		v := r.snapshot()
+		v.Why = c.redactText(KindReason, "", v.Why)
+		views = append(views, v)
+	}
+	return views, nil
 }
 
 func (c *Console) showRun(ctx context.Context, r *request) (any, error) {
