@@ -1,6 +1,6 @@
-// A stream of a page is open only while somebody can see the page: htmx gets this class in place of EventSource.
 'use strict';
 (() => {
+  // A stream of a page is open only while somebody can see the page: htmx gets this class in place of EventSource.
   class VisibleSource {
     constructor(url) {
       this.url = url;
@@ -51,4 +51,29 @@
   }
 
   htmx.createEventSource = (url) => new VisibleSource(url);
+
+  // An event replaces all elements of a block. Focus and scroll positions go to the elements that stand for the old ones:
+  // those with the same address, name and label, at the same position among them.
+  const identify = (e) => [e.tagName, ...['href', 'name', 'value', 'aria-label', 'aria-labelledby'].map((a) => e.getAttribute(a))].join('\n');
+
+  function locate(block, element) {
+    const identity = identify(element);
+    const twins = [...block.querySelectorAll(element.tagName)].filter((e) => identify(e) === identity);
+    const position = twins.indexOf(element);
+    return () => [...block.querySelectorAll(element.tagName)].filter((e) => identify(e) === identity)[position];
+  }
+
+  let restore = [];
+  document.addEventListener('htmx:sseBeforeMessage', ({target: block}) => {
+    restore = [...block.querySelectorAll('.scroll, pre')].filter((e) => e.scrollLeft || e.scrollTop).map((e) => {
+      const [find, left, top] = [locate(block, e), e.scrollLeft, e.scrollTop];
+      return () => find()?.scrollTo({left, top, behavior: 'instant'});
+    });
+    const focused = document.activeElement;
+    if (focused !== block && block.contains(focused)) {
+      const find = locate(block, focused);
+      restore.push(() => find()?.focus({preventScroll: true}));
+    }
+  });
+  document.addEventListener('htmx:sseMessage', () => restore.splice(0).forEach((put) => put()));
 })();

@@ -274,6 +274,28 @@ func TestAHiddenTabHasNoStream(t *testing.T) {
 	}
 }
 
+// An event of the stream replaces a part of the page. Focus and scroll positions in it stay.
+func TestAnEventKeepsTheFocus(t *testing.T) {
+	t.Parallel()
+	w := newCrowdedTown(t)
+	w.resize(400)
+	w.open("")
+	w.awaitStream()
+	w.awaitThat("focus on a link of the table", func() bool {
+		w.do(chromedp.KeyEvent(kb.Tab))
+		return read[bool](w.browser, "!!document.activeElement.closest('.scroll')?.matches('[aria-labelledby=h-messages]') && document.activeElement.tagName === 'A'")
+	})
+	href := read[string](w.browser, "(() => { const a = document.activeElement; a.old = true; window.before = window.events; a.closest('.scroll').scrollLeft = 30; return a.getAttribute('href'); })()")
+	w.exec("UPDATE trips.saga SET status = 'paused' WHERE status = 'stuck'")
+	w.await("event", "window.events > window.before && [...document.querySelectorAll('[aria-labelledby=h-messages] a')].every(a => !a.old)")
+	if got := read[string](w.browser, "document.activeElement.getAttribute('href') ?? document.activeElement.tagName"); got != href {
+		t.Errorf("after an event the focus is on %s, want the link to %s", got, href)
+	}
+	if got := read[int](w.browser, "document.querySelector('.scroll[aria-labelledby=h-messages]').scrollLeft"); got != 30 {
+		t.Errorf("after an event the table is scrolled by %d, want 30", got)
+	}
+}
+
 // The tests of this package see the errors of a page.
 func TestTheBrowserReportsViolations(t *testing.T) {
 	t.Parallel()
