@@ -94,7 +94,7 @@ func New(db *pgxpool.Pool, sub message.Subscriber, steps []Step, opts *Options) 
 	return c, nil
 }
 
-// wireStations makes the stations. Each one knows those behind it, and none before it.
+// wireStations makes the stages. Each one knows those behind it, and none before it.
 func (c *Consumer) wireStations(db *pgxpool.Pool, writer *outbox.Writer, routes map[routeKey]route, marked bool) {
 	o := &c.opts
 	sql, retention := newQueries(o.Schema), newRetentionQueries(o.Schema)

@@ -11,10 +11,10 @@
 //
 // The package's Example is a whole service.
 //
-// # The stations of a delivery
+// # The stages of a delivery
 //
-// A delivery goes through four stations. Each is a type with a file, or with some files of its name. A station calls
-// later stations only. consumer.go makes them; options.go and step*.go are what a user sets.
+// A delivery goes through four stages. Each is a type with a file, or with some files of its name. A stage calls
+// later stages only. consumer.go makes them; options.go and step*.go are what a user sets.
 //
 // Route (route.go): the router puts a delivery on the board, by headers that are not verified yet. A lane takes a load
 // of deliveries from the board. The deliveries of one scope and key are in one lane at a time, in their order.

@@ -52,7 +52,7 @@ func (t *stepLoad) observePace(took time.Duration) {
 	t.pace.Store(before + (int64(took)-before)/8)
 }
 
-// A router is the first station: it puts deliveries on the board and runs the lanes that take them from there.
+// A router is the first stage: it puts deliveries on the board and runs the lanes that take them from there.
 type router struct {
 	routes    map[routeKey]route
 	batchSize int

@@ -19,7 +19,7 @@ type claimer struct {
 	olderErr error         // why one of them could not be made
 }
 
-// A ruling is a decision of the claim station, with what the later stations need of it.
+// A ruling is a decision of the claim stage, with what the later stages need of it.
 type ruling struct {
 	Decision
 	asked     time.Time // when the claim was sent: the record's life began no earlier

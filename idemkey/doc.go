@@ -84,8 +84,8 @@
 //
 // # The code
 //
-// A request walks through four stations, in the order in which clients observe them. [Middleware] takes it
-// from one to the next (middleware.go); the value that goes through is a request, and no station calls an
+// A request walks through four stages, in the order in which clients observe them. [Middleware] takes it
+// from one to the next (middleware.go); the value that goes through is a request, and no stage calls an
 // earlier one.
 //
 // Receive finds out which request it is: receive.go reads the key and the scope, and defines the value that

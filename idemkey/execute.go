@@ -24,7 +24,7 @@ type executor struct {
 	records *recorder
 }
 
-// A handled is the value that the record station gets: the handler's verdict and its response.
+// A handled is the value that the record stage gets: the handler's verdict and its response.
 type handled struct {
 	run    *handlerRun
 	buffer *buffer

@@ -98,7 +98,7 @@ func (m *Middleware) Handler(next http.Handler) http.Handler {
 	})
 }
 
-// serveStations takes a covered request through the stations: receive, claim, execute, record. Clients observe
+// serveStations takes a covered request through the stages: receive, claim, execute, record. Clients observe
 // their order. A panic goes on to the caller, after the key was released and the request was reported.
 func (m *Middleware) serveStations(w http.ResponseWriter, r *http.Request, next http.Handler, site mountStack) {
 	q := newRequest(m, w, r)

@@ -16,8 +16,8 @@ var (
 	errKeyInvalid = errors.New("idemkey: invalid key")
 )
 
-// A request is one covered request on its way through the stations. The receiver fills it. The later
-// stations read it, and add to its event.
+// A request is one covered request on its way through the stages. The receiver fills it. The later
+// stages read it, and add to its event.
 type request struct {
 	m     *Middleware
 	w     http.ResponseWriter

@@ -10,7 +10,7 @@ import (
 	"github.com/sagamill/sagamill/internal/sqlstate"
 )
 
-// An answerer answers the client. It is the last station: all others end here, with the handler's response,
+// An answerer answers the client. It is the last stage: all others end here, with the handler's response,
 // a stored one, or a problem.
 type answerer struct{ *request }
 

@@ -22,13 +22,13 @@
 //
 // The Example of [FromWatermill] shows all four.
 //
-// # The stations of a message
+// # The stages of a message
 //
-// A message passes the files of this package in this order. Each station has its own types. The
-// leader takes the value of one station to the next; no station calls an earlier one.
+// A message passes the files of this package in this order. Each stage has its own types. The
+// leader takes the value of one stage to the next; no stage calls an earlier one.
 //
 //   - write_message.go, write.go: a [Writer] checks messages and stores them in the caller's transaction.
-//   - relay.go: a [Relay] wires the stations of one outbox, and stands by or leads.
+//   - relay.go: a [Relay] wires the stages of one outbox, and stands by or leads.
 //   - lead_lease.go, lead.go: lease makes one relay the active one. leader is its tenure. It does round
 //     after round: settle, read, hand over to the lanes, look after space.
 //   - read.go, read_held.go: logReader reads committed messages behind the cursor, page by page.

@@ -16,8 +16,8 @@ import (
 // publish. The lease is renewed meanwhile.
 const listTimeout = 10 * time.Minute
 
-// A leader is one tenure of the active relay. In each round it takes messages from station to
-// station: one goroutine reads pages, hands them to the lanes, and settles them in their order.
+// A leader is one tenure of the active relay. In each round it takes messages from stage to
+// stage: one goroutine reads pages, hands them to the lanes, and settles them in their order.
 type leader struct {
 	*core
 	lease lease

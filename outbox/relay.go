@@ -92,7 +92,7 @@ type Relay struct {
 	notifier *Notifier
 }
 
-// core is what all stations of a relay use. The options do not change while it runs.
+// core is what all stages of a relay use. The options do not change while it runs.
 // Counters, refusals and topics have their own locks.
 type core struct {
 	db       *pgxpool.Pool

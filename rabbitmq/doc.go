@@ -10,7 +10,7 @@
 // an error. Only the broker knows which deliveries are settled: a delivery that was not acked on
 // the channel it came on is redelivered, on another channel and flagged so.
 //
-// # The stations
+// # The stages
 //
 //   - connect.go, connect_dial.go, connect_tls.go, connect_addresses.go, connect_request.go: a link
 //     has a connection to one of several brokers, leaves one that is lost, blocked or suspect, and

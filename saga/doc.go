@@ -44,9 +44,9 @@
 //
 // Choreographed sagas do not need this package. Their steps run in package consumer and follow each other's messages.
 //
-// # Stations
+// # Stages
 //
-// An event goes forward through the files in this order. No station calls an earlier one.
+// An event goes forward through the files in this order. No stage calls an earlier one.
 //
 // definition*.go: a [Definition] is a plan, which is data, and functions. builder makes it from steps.
 //
@@ -64,7 +64,7 @@
 // store_sql.go. The row itself is package internal/sagarow, which package operator uses too.
 //
 // Beside that way: timer.go claims instances that are due, and enters them at decide, each in its own transaction.
-// housekeep.go does the same with steps that have no reply. orchestrator.go connects the stations. manifest.go has the
+// housekeep.go does the same with steps that have no reply. orchestrator.go connects the stages. manifest.go has the
 // registered versions, and the check that a binary can finish what is live. participant.go is the other side: handlers
 // that reply. stats.go has statuses and numbers.
 package saga

@@ -64,7 +64,7 @@ func NewOrchestrator(db *pgxpool.Pool, sub message.Subscriber, plans []Plan, opt
 	return o, nil
 }
 
-// connectStations makes the stations: replies, timers and housekeeping all lead to the decider.
+// connectStations makes the stages: replies, timers and housekeeping all lead to the decider.
 func (o *Orchestrator) connectStations(writer *outbox.Writer) {
 	log := o.opts.Logger
 	o.sql = newStatements(o.opts.Schema)

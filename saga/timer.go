@@ -178,7 +178,7 @@ func (t *timers) postponeTimer(c claimed, cause error) {
 	}
 }
 
-// A mover moves one instance in one transaction. Timers and housekeeping enter the decide station by it.
+// A mover moves one instance in one transaction. Timers and housekeeping enter the decide stage by it.
 type mover struct {
 	db      *pgxpool.Pool
 	sql     *statements
