@@ -302,9 +302,9 @@ type Preview struct {
 // PreviewOptions change a preview of the inbox. The zero value is usable.
 type PreviewOptions struct {
 	// Consumer is the consumer that will get the letters. Its decoders decide whether a letter is readable.
-	// Default: none. Then a letter counts as undecodable if its headers or its JSON are. It also counts as
-	// undecodable if it was so when it came and has not been edited since, even if newer binaries can decode it.
-	// A letter whose type was edited counts as [OutcomeUnread].
+	// Default: none. Then a letter that the consumer could not read counts as [OutcomeUnread], and so does a letter
+	// whose type was edited. A letter counts as undecodable if it was edited and its headers or its JSON cannot be
+	// read.
 	Consumer *consumer.Consumer
 
 	// Force is [RedriveOptions].Force.

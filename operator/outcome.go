@@ -20,7 +20,7 @@ const (
 	// In a step with CancelParked the outcome is nothing-to-undo instead.
 	OutcomeActionDead  Outcome = "action-dead"
 	OutcomeUndecodable Outcome = "undecodable" // a dead letter again: it cannot be read
-	// OutcomeUnread: the letter was unreadable when it came, or its type was edited. A consumer of its topic
+	// OutcomeUnread: its consumer could not read the letter, or its type was edited. A consumer of its topic
 	// reads it again.
 	OutcomeUnread Outcome = "unread"
 
@@ -78,11 +78,11 @@ type candidate struct {
 	inbox.Identity
 	digest  []byte
 	written time.Time // when the message was written, or earlier
+	reread  bool      // only its consumer knows whether it can read it now
 
 	// Only a preview sets these.
 	cancelParked bool // option of its step
 	unreadable   bool // the consumer cannot read it
-	retyped      bool // its type was edited, and the types of the step are not known
 	nameless     bool // its identity is not stored yet: the consumer sets it
 }
 
@@ -132,6 +132,9 @@ func (s *stepStanding) decideOutcome(l *candidate, p policy) Outcome {
 	s.moved = s.moved || next.State != s.State
 	s.Cell = next
 	s.copies[l.Kind] = l.digest
+	if outcome == OutcomeRun && l.reread {
+		return OutcomeUnread
+	}
 	return outcome
 }
 

@@ -104,13 +104,9 @@ func (p *previewer) judgeLetter(l DeadLetter, c *candidate, unreadable error) er
 	case unreadable != nil:
 		seen.Outcome = OutcomeUndecodable
 	}
-	retyped := seen.Outcome == OutcomeRun && c.retyped
-	if retyped {
-		seen.Outcome = OutcomeUnread
-	}
 	seen.Why = whyOutcome[seen.Outcome]
 	switch {
-	case retyped:
+	case seen.Outcome == OutcomeUnread && isRetyped(l):
 		seen.Why = whyRetyped
 	case seen.Outcome == OutcomeUndecodable:
 		seen.Why = unreadable.Error()
@@ -165,7 +161,7 @@ func (p *previewer) inspectLetter(l DeadLetter) (candidate, error) {
 	switch {
 	case !reading.Taken:
 		err := inspectAlone(l, stored)
-		c.unreadable, c.retyped = err != nil, typeReceived(l) != l.Headers.Get(outbox.PropertyType)
+		c.unreadable, c.reread = err != nil, slices.Contains(unreadReasons, l.Reason) || isRetyped(l)
 		return c, err
 	case reading.Err != nil:
 		c.unreadable, c.cancelParked = true, reading.CancelParked
@@ -180,18 +176,25 @@ func (p *previewer) inspectLetter(l DeadLetter) (candidate, error) {
 	return c, nil
 }
 
-// inspectAlone says why l cannot be read, as far as that is known without its steps.
+// unreadReasons are those of a letter that its consumer could not read. Since then the consumer may have got other steps,
+// decoders, keys, formats or options.
+var unreadReasons = []consumer.Reason{
+	consumer.ReasonKeyMissing, consumer.ReasonKeyMalformed, consumer.ReasonScopeMissing, consumer.ReasonScopeMalformed,
+	consumer.ReasonIdentity, consumer.ReasonTypeMissing, consumer.ReasonTypeUnknown, consumer.ReasonTooLarge,
+	consumer.ReasonUndecodable, consumer.ReasonFormatUnknown, consumer.ReasonUnverified, consumer.ReasonUnopened,
+}
+
+// isRetyped reports whether the type of l was edited.
+func isRetyped(l DeadLetter) bool { return typeReceived(l) != l.Headers.Get(outbox.PropertyType) }
+
+// inspectAlone says why l cannot be read, as far as an edit shows that without the steps of its consumer.
 func inspectAlone(l DeadLetter, stored inbox.StoredMessage) error {
-	unreadThen := l.Key == "" || l.Reason == consumer.ReasonUndecodable || l.Reason == consumer.ReasonTypeUnknown
 	unverified := l.Reason == consumer.ReasonFormatUnknown || l.Reason == consumer.ReasonUnverified
-	if !unreadThen && !l.Edited || unverified || l.Reason == consumer.ReasonUnopened {
-		return nil // only its consumer knows which keys and formats it accepts by now
+	if !l.Edited || unverified || l.Reason == consumer.ReasonUnopened {
+		return nil // only its consumer knows what it accepts by now
 	}
 	if reading := (*consumer.Consumer)(nil).Inspect(stored); reading.Err != nil {
 		return reading.Err
-	}
-	if !l.Edited {
-		return fmt.Errorf("%s: it could not be read when it came, and was not edited since", l.Reason)
 	}
 	if !json.Valid(l.Payload) {
 		return fmt.Errorf("%s: payload is not JSON", consumer.ReasonUndecodable)

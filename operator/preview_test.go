@@ -3,6 +3,7 @@ package operator
 import (
 	"context"
 	"errors"
+	"maps"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -195,10 +196,10 @@ var planCases = []struct {
 		handle(t, f.c, msg)
 		f.edit(t, Edit{Set: map[string]string{"x": "y"}})
 	}},
-	{name: "undecodable", want: "undecodable", arrange: func(t *testing.T, f *letterFixture) {
+	{name: "undecodable", want: "undecodable", guess: "unread", arrange: func(t *testing.T, f *letterFixture) {
 		handle(t, f.c, saying(act("k"), "{"))
 	}},
-	{name: "no key", want: "undecodable", arrange: func(t *testing.T, f *letterFixture) {
+	{name: "no key", want: "undecodable", guess: "unread", arrange: func(t *testing.T, f *letterFixture) {
 		deliver(t, f, "pay", without(act("k"), outbox.HeaderKey))
 	}},
 	{name: "a payload that was mended", want: "run", guess: "unread", row: "done", effects: "paid k 5", arrange: func(t *testing.T, f *letterFixture) {
@@ -209,12 +210,12 @@ var planCases = []struct {
 		deliver(t, f, "pay", without(act("k"), outbox.HeaderKey))
 		f.edit(t, Edit{Set: map[string]string{outbox.HeaderKey: "new:process-payment"}})
 	}},
-	{name: "a type that a newer consumer knows", want: "run", guess: "undecodable", row: "done", effects: "paid k 1", arrange: func(t *testing.T, f *letterFixture) {
+	{name: "a type that a newer consumer knows", want: "run", guess: "unread", row: "done", effects: "paid k 1", arrange: func(t *testing.T, f *letterFixture) {
 		deliver(t, f, "pay", act("k"))
 		f.exec(t, "UPDATE {schema}.parked SET kind = 'unknown', scope = NULL, key = NULL, step = NULL, n = NULL, reason = 'type-unknown'")
 		f.exec(t, "DELETE FROM {schema}.inbox")
 	}},
-	{name: "a type of nobody's", want: "undecodable", arrange: func(t *testing.T, f *letterFixture) {
+	{name: "a type of nobody's", want: "undecodable", guess: "unread", arrange: func(t *testing.T, f *letterFixture) {
 		msg := act("k")
 		msg.Metadata.Set(outbox.PropertyType, "paid")
 		deliver(t, f, "pay", msg)
@@ -389,6 +390,28 @@ func TestAPlanIsWhatHappens(t *testing.T) {
 				t.Errorf("effects %q, want %q", got, tt.effects)
 			}
 		})
+	}
+}
+
+// Without the steps of the consumer, a preview and a redrive count alike what the consumer could not read: one letter
+// without an identity, and one whose type its step took before.
+func TestAPlanCountsUnreadLettersAsTheRedriveDoes(t *testing.T) {
+	t.Parallel()
+	f := newLetterFixture(t)
+	handle(t, f.c, act("k"))
+	f.exec(t, "UPDATE {schema}.parked SET reason = 'type-unknown'")
+	msg := act("other")
+	msg.Metadata.Set(outbox.PropertyType, "paid")
+	deliver(t, f, "pay", msg)
+	want := Outcomes{OutcomeUnread: 2}
+	if got, err := f.letters.Preview(t.Context(), Filter{}, nil, nil); err != nil || !maps.Equal(got, want) {
+		t.Errorf("Preview = %v, %v; want %v", got, err, want)
+	}
+	if got, err := f.letters.Redrive(t.Context(), Filter{}, nil); err != nil || !maps.Equal(got, want) {
+		t.Errorf("Redrive = %v, %v; want %v", got, err, want)
+	}
+	if got, want := f.row(t), "retrying"; !strings.HasPrefix(got, want) {
+		t.Errorf("the step is %q, want %q", got, want)
 	}
 }
 

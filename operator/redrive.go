@@ -260,8 +260,9 @@ func readCandidates(ctx context.Context, tx pgx.Tx, statement string, ids []int6
 	rows, _ := tx.Query(ctx, statement, ids, timeOrNil(since))
 	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (l candidate, err error) {
 		var stamp []byte
-		err = row.Scan(&l.id, &l.Kind, &l.Scope, &l.Key, &l.Step, &l.N, &l.digest, &stamp, &l.written)
-		l.written = timeWritten(string(stamp), l.written)
+		var reason consumer.Reason
+		err = row.Scan(&l.id, &l.Kind, &l.Scope, &l.Key, &l.Step, &l.N, &l.digest, &stamp, &l.written, &reason)
+		l.written, l.reread = timeWritten(string(stamp), l.written), slices.Contains(unreadReasons, reason)
 		return l, err
 	})
 }

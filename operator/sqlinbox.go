@@ -121,7 +121,7 @@ const sqlTryHoldSteps = sqlHoldSteps + ` SKIP LOCKED`
 // sqlSeeLetters reads the identities of letters that have not changed since $2.
 const sqlSeeLetters = `
 SELECT id, kind, coalesce(scope, ''), coalesce(key, ''), coalesce(step, ''), coalesce(n, ''), coalesce(digest, sha256(payload)),
-	header_values[array_position(header_names, 'timestamp'::bytea)], first_at
+	header_values[array_position(header_names, 'timestamp'::bytea)], first_at, reason
 FROM {schema}.parked WHERE id = ANY ($1) AND state = '{state}' AND ({unchanged $2})` + sqlNotCalling + ` ORDER BY id`
 
 // sqlHoldLetters locks them. A letter that another operator has handled is left out.

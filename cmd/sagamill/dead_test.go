@@ -236,7 +236,7 @@ func TestChangesOfParkedMessages(t *testing.T) {
 		"redrive -key k1":                 {1, "-all", nil},
 		"redrive -all -key=":              {1, "-key is empty", nil},
 		"redrive -id 1 now":               {1, `"now"`, nil},
-		"plan":                            {0, "would send round 3 dead letters, remove 0, leave 1: 1 key-reused, 2 run, 1 undecodable", nil},
+		"plan":                            {0, "would send round 3 dead letters, remove 0, leave 1: 1 key-reused, 2 run, 1 unread", nil},
 		"plan -limit 1":                   {0, "these are the first 1", nil},
 		"discard -id 2":                   {0, "discarded 1 dead letter\n", map[string]string{"dead": "1 3 4"}},
 		"discard -all -kind unknown -yes": {0, "discarded 1 dead letter\n", map[string]string{"dead": "1 2 4"}},

@@ -137,7 +137,7 @@ FROM parts ORDER BY n DESC, topic, step, reason, masked LIMIT $17
 ---- inboxQueries.holdLetters0
 
 SELECT id, kind, coalesce(scope, ''), coalesce(key, ''), coalesce(step, ''), coalesce(n, ''), coalesce(digest, sha256(payload)),
-	header_values[array_position(header_names, 'timestamp'::bytea)], first_at
+	header_values[array_position(header_names, 'timestamp'::bytea)], first_at, reason
 FROM {schema}.parked WHERE id = ANY ($1) AND state = 'dead' AND ($2::timestamptz IS NULL OR last_at <= $2 AND coalesce(redriven_at <= $2, true)
 	AND CASE WHEN digest IS NULL THEN true ELSE coalesce(substring(
 		convert_from(header_values[array_position(header_names, 'x-sagamill-edited'::bytea)], 'LATIN1')
@@ -145,7 +145,7 @@ FROM {schema}.parked WHERE id = ANY ($1) AND state = 'dead' AND ($2::timestamptz
 ---- inboxQueries.holdLetters1
 
 SELECT id, kind, coalesce(scope, ''), coalesce(key, ''), coalesce(step, ''), coalesce(n, ''), coalesce(digest, sha256(payload)),
-	header_values[array_position(header_names, 'timestamp'::bytea)], first_at
+	header_values[array_position(header_names, 'timestamp'::bytea)], first_at, reason
 FROM {schema}.parked WHERE id = ANY ($1) AND state = 'retrying' AND ($2::timestamptz IS NULL OR last_at <= $2 AND coalesce(redriven_at <= $2, true)
 	AND CASE WHEN digest IS NULL THEN true ELSE coalesce(substring(
 		convert_from(header_values[array_position(header_names, 'x-sagamill-edited'::bytea)], 'LATIN1')
@@ -310,7 +310,7 @@ RETURNING p.id
 ---- inboxQueries.seeLetters0
 
 SELECT id, kind, coalesce(scope, ''), coalesce(key, ''), coalesce(step, ''), coalesce(n, ''), coalesce(digest, sha256(payload)),
-	header_values[array_position(header_names, 'timestamp'::bytea)], first_at
+	header_values[array_position(header_names, 'timestamp'::bytea)], first_at, reason
 FROM {schema}.parked WHERE id = ANY ($1) AND state = 'dead' AND ($2::timestamptz IS NULL OR last_at <= $2 AND coalesce(redriven_at <= $2, true)
 	AND CASE WHEN digest IS NULL THEN true ELSE coalesce(substring(
 		convert_from(header_values[array_position(header_names, 'x-sagamill-edited'::bytea)], 'LATIN1')
@@ -318,7 +318,7 @@ FROM {schema}.parked WHERE id = ANY ($1) AND state = 'dead' AND ($2::timestamptz
 ---- inboxQueries.seeLetters1
 
 SELECT id, kind, coalesce(scope, ''), coalesce(key, ''), coalesce(step, ''), coalesce(n, ''), coalesce(digest, sha256(payload)),
-	header_values[array_position(header_names, 'timestamp'::bytea)], first_at
+	header_values[array_position(header_names, 'timestamp'::bytea)], first_at, reason
 FROM {schema}.parked WHERE id = ANY ($1) AND state = 'retrying' AND ($2::timestamptz IS NULL OR last_at <= $2 AND coalesce(redriven_at <= $2, true)
 	AND CASE WHEN digest IS NULL THEN true ELSE coalesce(substring(
 		convert_from(header_values[array_position(header_names, 'x-sagamill-edited'::bytea)], 'LATIN1')
