@@ -84,6 +84,29 @@ func TestWhatIsAskedForIsExported(t *testing.T) {
 	}
 }
 
+// Every instance of a service exports the counts of its tables, and so does each consumer of one schema. The metrics below
+// are such counts: each expression takes the greatest of them before it adds them.
+func TestCountsOfTablesAreNotAddedTwice(t *testing.T) {
+	t.Parallel()
+	count := regexp.MustCompile(`(max by \([^)]*\) \()?sagamill_(parked_\w+|outbox_messages|outbox_oldest_seconds|saga_instances_live)`)
+	_, questions := readDashboard(t)
+	for _, a := range readAlerts(t) {
+		questions = append(questions, question{"alert " + a.name, a.expr, ""})
+	}
+	found := 0
+	for _, q := range questions {
+		for _, asked := range count.FindAllStringSubmatch(q.expr, -1) {
+			found++
+			if asked[1] == "" {
+				t.Errorf("%s: %s is not within max by (…): two instances or consumers count double", q.where, q.expr)
+			}
+		}
+	}
+	if found < 10 {
+		t.Errorf("looked at %d counts", found)
+	}
+}
+
 func TestQuestionsAreChecked(t *testing.T) {
 	t.Parallel()
 	all := map[string]series{"x": {"job": nil, "state": {"dead"}}}
