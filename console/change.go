@@ -29,11 +29,8 @@ type change interface {
 	// role is the role that it needs.
 	role() Role
 
-	// title says it in the imperative, such as "Retry sagas".
-	title() string
-
-	// consequence says in a sentence or two what happens then, and what cannot be undone.
-	consequence() string
+	// text says what it is.
+	text() changeText
 
 	// places are those that it changes.
 	places() []*place
@@ -48,6 +45,40 @@ type change interface {
 	// repeated apply leaves alone what an earlier one has changed. It calls progress from time to time, and returns with
 	// the error of ctx, between two objects, when ctx ends.
 	apply(ctx context.Context, o *applyOptions, progress func(tally)) (tally, error)
+}
+
+// A changeText says what a change is.
+type changeText struct {
+	Verb        string // in the imperative, such as "Retry"
+	One, Many   string // what its objects are: "saga" and "sagas"
+	Object      string // that of a change of one object that has a name, such as "saga k0001"; else ""
+	Conditions  []condition
+	Consequence string // what happens then, and what cannot be undone, in a sentence or two
+	Final       bool   // it cannot be undone
+}
+
+// title returns such as "Retry 12 sagas". The count 0 is left out.
+func (t *changeText) title(count int) string {
+	switch {
+	case t.Object != "":
+		return t.Verb + " " + t.Object
+	case count == 0:
+		return t.Verb + " " + t.Many
+	}
+	return t.Verb + " " + formatPlural(count, t.One, t.Many)
+}
+
+// A condition is one of those that pick the objects of a change.
+type condition struct{ Name, Value string }
+
+// listConditions returns the fields of a search that are set, in the order of names.
+func listConditions(fields map[string]*string, names ...string) (all []condition) {
+	for _, name := range names {
+		if value := *fields[name]; value != "" {
+			all = append(all, condition{name, value})
+		}
+	}
+	return all
 }
 
 // applyOptions say how a change is applied.
@@ -65,10 +96,11 @@ type preview struct {
 	Samples []sample       // the first of those that it would change
 	Effects map[string]int // what happens to those that it would change, in words; nil: the same to all
 	Diffs   []contentDiff  // what it replaces
+	Error   string         // that of the first object, if the change picks them by their errors
 }
 
 // A sample is an object that a change would change.
-type sample struct{ Place, Name, Note string }
+type sample struct{ Place, Name, Note, Link string }
 
 const (
 	// maxSamples is how many objects a preview shows.
@@ -121,19 +153,29 @@ func (c *Console) previewPages() (all []*page) {
 
 // A previewView is what change.html gets.
 type previewView struct {
-	Title, Consequence string
-	Action             string // the path of the form
-	Preview            preview
-	Refusals           []reasonCount
-	Effects            []reasonCount
-	Token              string // "": this person cannot confirm it, and Denied says why
-	Denied             string
-	Typed              bool // the count has to be typed
-	Rate               int
-	Expires            time.Time
+	changeText
+	Title    string // and the text of the button
+	Action   string // the path of the form
+	Preview  preview
+	Refusals []reasonCount
+	Effects  []reasonCount
+	Token    string // "": this person cannot confirm it, and Denied says why
+	Denied   string
+	Typed    bool // the count has to be typed
+	Rate     int
+	Expires  time.Time
 }
 
 func (v *previewView) pageTitle() string { return v.Title }
+
+// showError puts the error of the objects in place of its fingerprint.
+func (v *previewView) showError() {
+	for i, one := range v.Conditions {
+		if one.Name == "fingerprint" && v.Preview.Error != "" {
+			v.Conditions[i] = condition{"error like", v.Preview.Error}
+		}
+	}
+}
 
 type reasonCount struct {
 	Reason string
@@ -164,8 +206,10 @@ func (c *Console) previewChange(ctx context.Context, r *request, kind *changeKin
 		return nil, err
 	}
 	p.Count = seen.Count
-	v := &previewView{Title: change.title(), Consequence: change.consequence(), Action: "change/" + kind.name, Preview: seen, Refusals: sortReasons(c.redactRefusals("", seen.Refused)), Effects: sortReasons(seen.Effects),
+	v := &previewView{changeText: change.text(), Action: "change/" + kind.name, Preview: seen, Refusals: sortReasons(c.redactRefusals("", seen.Refused)), Effects: sortReasons(seen.Effects),
 		Typed: seen.Count >= typedCount, Rate: defaultRate, Expires: time.Unix(p.Expires, 0)}
+	v.Title = v.title(seen.Count)
+	v.showError()
 	switch {
 	case r.role < change.role():
 		v.Denied = c.errRole(r, change.role()).What
@@ -201,7 +245,8 @@ func (c *Console) confirmChange(ctx context.Context, w http.ResponseWriter, r *r
 		return err
 	}
 	o.Actor, o.Moments = r.actor, p.Moments
-	started, err := c.runs.start(c, &run{ID: p.ID, Title: change.title(), Actor: r.actor, Why: o.Why, Total: p.Count, change: change, options: *o, address: c.newRunNote(&p, o)}, r.actor)
+	text := change.text()
+	started, err := c.runs.start(c, &run{ID: p.ID, Title: text.title(p.Count), Conditions: text.Conditions, Actor: r.actor, Why: o.Why, Total: p.Count, change: change, options: *o, address: c.newRunNote(&p, o)}, r.actor)
 	if err != nil {
 		return err
 	}

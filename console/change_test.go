@@ -492,8 +492,7 @@ func TestAViewersFormIsNotRead(t *testing.T) {
 // An adminChange is a change for admins, which runs until it is stopped.
 type adminChange struct{ change }
 
-func (adminChange) role() Role    { return RoleAdmin }
-func (adminChange) title() string { return "a change for admins" }
+func (adminChange) role() Role { return RoleAdmin }
 func (adminChange) apply(ctx context.Context, _ *applyOptions, _ func(tally)) (tally, error) {
 	<-ctx.Done()
 	return tally{}, ctx.Err()

@@ -44,7 +44,7 @@ func (c *Console) decideKind() *changeKind {
 		if err != nil {
 			return nil, err
 		}
-		return &decideChange{decisionVerb: verb, chosen: chosen, filter: search.filter(), of: search.describe(), one: search.ID != "", decision: decision}, nil
+		return &decideChange{decisionVerb: verb, chosen: chosen, filter: search.filter(), of: search.conditions(), one: search.ID != "", decision: decision}, nil
 	}}
 }
 
@@ -97,26 +97,25 @@ type decideChange struct {
 	chosen   []*place
 	filter   operator.InstanceFilter
 	decision operator.Decision
-	of       string
+	of       []condition
 	one      bool // it names one saga
 }
 
 func (d *decideChange) role() Role { return d.needs }
 
-func (d *decideChange) title() string {
-	switch {
-	case d.decision.Step != "" && d.one:
-		return fmt.Sprintf("%s step %s of saga %s", d.Label, d.decision.Step, d.filter.Key)
-	case d.one:
-		return fmt.Sprintf("%s saga %s", d.Label, d.filter.Key)
-	case d.decision.Step != "":
-		return fmt.Sprintf("%s step %s of sagas: %s", d.Label, d.decision.Step, d.of)
+func (d *decideChange) text() changeText {
+	t := changeText{Verb: d.Label, One: "saga", Many: "sagas", Conditions: d.of, Consequence: d.consequence,
+		Final: slices.Contains([]operator.Verb{operator.VerbCancel, operator.VerbSkip, operator.VerbReject}, d.Verb)}
+	if d.decision.Step != "" {
+		t.Verb += " step " + d.decision.Step + " of"
 	}
-	return d.Label + " sagas: " + d.of
+	if d.one {
+		t.Object = "saga " + d.filter.Key
+	}
+	return t
 }
 
-func (d *decideChange) consequence() string { return d.decisionVerb.consequence }
-func (d *decideChange) places() []*place    { return d.chosen }
+func (d *decideChange) places() []*place { return d.chosen }
 
 // undecided stands for the person and the reason in a preview, which the operator's decisions need.
 const undecided = "preview"
@@ -129,7 +128,7 @@ func (d *decideChange) preview(ctx context.Context) (p preview, err error) {
 		}
 		seen, err := n.PreviewAll(ctx, d.filter, d.decision, func(one operator.DecisionPreview) error {
 			if one.Refusal == "" && len(p.Samples) < maxSamples {
-				p.Samples = append(p.Samples, sample{at.Label, one.Address.String(), noteOf(&one.Instance)})
+				p.Samples = append(p.Samples, sampleSaga(at, &one.Instance))
 			}
 			return nil
 		})
@@ -145,6 +144,11 @@ func (d *decideChange) preview(ctx context.Context) (p preview, err error) {
 		}
 	}
 	return p, nil
+}
+
+func sampleSaga(at *place, i *operator.Instance) sample {
+	address := sagaAddress{at.Database, at.Schema, i.Scope, i.Key, i.Path, ""}
+	return sample{at.Label, i.Address.String(), noteOf(i), "saga" + address.Query()}
 }
 
 // noteOf says in a few words where an instance is.

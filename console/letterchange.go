@@ -1,6 +1,7 @@
 package console
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -33,7 +34,7 @@ func (c *Console) letterKinds() []*changeKind {
 			if err != nil {
 				return nil, err
 			}
-			return &letterChange{verb: verb, sides: sides, filter: search.filter(verb.of), of: search.describe(), redact: c.redactLetter}, nil
+			return &letterChange{verb: verb, sides: sides, filter: search.filter(verb.of), of: search.conditions(), redact: c.redactLetter}, nil
 		}})
 	}
 	return all
@@ -47,15 +48,16 @@ type letterVerbKind struct {
 	consequence string
 	preview     func(ctx context.Context, l *letterChange, side letterSide, d *operator.DeadLetters, p *preview) error
 	apply       func(ctx context.Context, d *operator.DeadLetters, filter operator.Filter, o *applyOptions, progress func(tally)) (tally, error)
+	final       bool // it cannot be undone
 }
 
 var letterChanges = map[string]letterVerbKind{
-	"redrive": {"Redrive letters", operator.StateDead, RoleOperator, "Each letter is retried with all its attempts, and actions before compensations. A letter whose step is done is removed. " +
-		"A letter of the outbox is published again, behind later messages of its ordering key.", previewRedrive, applyRedrive},
-	"discard": {"Discard letters", operator.StateDead, RoleAdmin, "The letters are removed for good and never run. The saga of a letter waits until its deadline. This cannot be undone.",
-		previewLetters, applyDiscard},
-	"bury": {"Bury messages", operator.StateRetrying, RoleOperator, "The messages become dead letters before their attempts are used up, so that they can be edited or discarded. " +
-		"A saga that waits for one of them waits until its deadline.", previewLetters, applyBury},
+	"redrive": {"Redrive", operator.StateDead, RoleOperator, "Each letter is retried with all its attempts, and actions before compensations. A letter whose step is done is removed. " +
+		"A letter of the outbox is published again, behind later messages of its ordering key.", previewRedrive, applyRedrive, false},
+	"discard": {"Discard", operator.StateDead, RoleAdmin, "The letters are removed for good and never run. The saga of a letter waits until its deadline. This cannot be undone.",
+		previewLetters, applyDiscard, true},
+	"bury": {"Bury", operator.StateRetrying, RoleOperator, "The messages become dead letters before their attempts are used up, so that they can be edited or discarded. " +
+		"A saga that waits for one of them waits until its deadline.", previewLetters, applyBury, false},
 }
 
 // A letterChange changes all letters that a filter picks.
@@ -63,13 +65,19 @@ type letterChange struct {
 	verb   letterVerbKind
 	sides  []letterSide
 	filter operator.Filter
-	of     string
+	of     []condition
 	redact func(*operator.DeadLetter)
 }
 
-func (l *letterChange) role() Role          { return l.verb.needs }
-func (l *letterChange) title() string       { return l.verb.label + ": " + l.of }
-func (l *letterChange) consequence() string { return l.verb.consequence }
+func (l *letterChange) role() Role { return l.verb.needs }
+
+func (l *letterChange) text() changeText {
+	t := changeText{Verb: l.verb.label, One: "dead letter", Many: "dead letters", Conditions: l.of, Consequence: l.verb.consequence, Final: l.verb.final}
+	if l.verb.of == operator.StateRetrying {
+		t.One, t.Many = "retrying message", "retrying messages"
+	}
+	return t
+}
 
 func (l *letterChange) places() (all []*place) {
 	for _, side := range l.sides {
@@ -102,6 +110,9 @@ func (l *letterChange) preview(ctx context.Context) (p preview, err error) {
 	err = l.eachSide("", "", func(side letterSide, d *operator.DeadLetters) error {
 		return l.verb.preview(ctx, l, side, d, &p)
 	})
+	if l.filter.Fingerprint == "" {
+		p.Error = ""
+	}
 	return p, err
 }
 
@@ -115,6 +126,7 @@ func previewLetters(ctx context.Context, l *letterChange, side letterSide, d *op
 	first, err := d.List(ctx, l.filter, 0, maxSamples)
 	for i := 0; err == nil && i < len(first) && len(p.Samples) < maxSamples; i++ {
 		p.Samples = append(p.Samples, l.sampleLetter(side, &first[i]))
+		p.Error = cmp.Or(p.Error, clipText(first[i].Error, maxNote))
 	}
 	return err
 }
@@ -126,11 +138,11 @@ func (c *letterChange) sampleLetter(side letterSide, l *operator.DeadLetter) sam
 
 // sampleLetter returns the sample of a letter that is redacted.
 func sampleLetter(side letterSide, l *operator.DeadLetter) sample {
-	name := fmt.Sprintf("letter %d of the %s", l.ID, l.Side)
+	name := fmt.Sprintf("%s %d", side.Side, l.ID)
 	if l.Key != "" {
 		name += fmt.Sprintf(": %s/%s %s", l.Scope, l.Key, l.Step)
 	}
-	return sample{side.Label, name, strings.TrimSpace(string(l.Reason) + " " + clipText(l.Error, maxNote))}
+	return sample{side.Label, name, strings.TrimSpace(string(l.Reason) + " " + clipText(l.Error, maxNote)), "letter" + letterQuery(side.place, side.Side, l.ID)}
 }
 
 const maxNote = 160 // characters
@@ -173,6 +185,7 @@ func previewRedrive(ctx context.Context, l *letterChange, side letterSide, d *op
 		if len(p.Samples) < maxSamples {
 			one := l.sampleLetter(side, &seen.DeadLetter)
 			one.Note = says
+			p.Error = cmp.Or(p.Error, clipText(seen.Error, maxNote))
 			p.Samples = append(p.Samples, one)
 		}
 		return nil
@@ -341,12 +354,12 @@ type editChange struct {
 }
 
 func (e *editChange) role() Role { return RoleAdmin }
-func (e *editChange) title() string {
-	return fmt.Sprintf("Edit letter %d of %s", e.id, e.side.Label)
+
+func (e *editChange) text() changeText {
+	return changeText{Verb: "Edit", One: "dead letter", Many: "dead letters", Object: fmt.Sprintf("dead letter %d of %s", e.id, e.side.Label),
+		Consequence: "It stays a dead letter until somebody redrives it. Its handler then gets what is stored now, with a header that says who edited it. What it replaces is not kept."}
 }
-func (e *editChange) consequence() string {
-	return "The letter stays a dead letter until somebody redrives it. Its handler then gets what is stored now, with a header that says who edited it. What it replaces is not kept."
-}
+
 func (e *editChange) places() []*place { return []*place{e.side.place} }
 
 // operation returns the edit of l that makes it what was typed.

@@ -136,15 +136,9 @@ func (s *letterSearch) with(pairs ...string) string {
 	return "?" + q.Encode()
 }
 
-// describe returns the conditions for people.
-func (s *letterSearch) describe() string {
-	var parts []string
-	for _, name := range []string{"database", "schema", "side", "state", "id", "topic", "step", "reason", "key", "scope", "error", "fingerprint", "age"} {
-		if value := *s.fields()[name]; value != "" {
-			parts = append(parts, name+" "+value)
-		}
-	}
-	return strings.Join(parts, ", ")
+// conditions returns the conditions for people.
+func (s *letterSearch) conditions() []condition {
+	return listConditions(s.fields(), "database", "schema", "side", "state", "id", "topic", "step", "reason", "key", "scope", "error", "fingerprint", "age")
 }
 
 // A letterSide is one side of a schema.

@@ -297,7 +297,7 @@ func TestARedriveOfAGroupIsThatOfItsPreview(t *testing.T) {
 	f.exec(t, "INSERT INTO {schema}.inbox (scope, key, step, n, state, digest) SELECT 'acme', 'k0003', 'charge', '1', 'done', sha256(payload) FROM {schema}.parked WHERE id = 3")
 	path := "/change/redrive?" + buildTestQuery("topic", "pay", "step", "charge")
 	_, text := f.get(t, path)
-	for _, want := range []string{`<p class="figure">3</p>`, "Its handler is entered again.", "It is removed: its step is done", "acme/k0001 charge"} {
+	for _, want := range []string{`<span class="figure">3</span>`, "Its handler is entered again.", "It is removed: its step is done", "acme/k0001 charge"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("the preview lacks %q: %s", want, text)
 		}

@@ -30,22 +30,23 @@ const (
 // A run is a confirmed change. It goes on after the browser has gone, and ends with the process. Its ID is that of the
 // form token. Another process shows what is left of it, and can do that: see runelsewhere.go.
 type run struct {
-	ID, Title string
-	Actor     Actor
-	Why       string
-	Total     int // objects of the preview
-	change    change
-	options   applyOptions
-	address   string // its note: see runNote; "": none
-	mu        sync.Mutex
-	state     string
-	by        Actor // of the attempt: who has confirmed the change, or has let it go on
-	begun     time.Time
-	ended     time.Time
-	before    tally // of earlier attempts
-	tally     tally // of all attempts so far
-	problem   *pageError
-	stop      context.CancelFunc
+	ID, Title  string
+	Conditions []condition
+	Actor      Actor
+	Why        string
+	Total      int // objects of the preview
+	change     change
+	options    applyOptions
+	address    string // its note: see runNote; "": none
+	mu         sync.Mutex
+	state      string
+	by         Actor // of the attempt: who has confirmed the change, or has let it go on
+	begun      time.Time
+	ended      time.Time
+	before     tally // of earlier attempts
+	tally      tally // of all attempts so far
+	problem    *pageError
+	stop       context.CancelFunc
 }
 
 // A runSet has the runs of a process.
@@ -223,6 +224,7 @@ func (c *Console) endAttempt(ctx context.Context, r *run, o *applyOptions, err e
 // A runView is what run.html gets.
 type runView struct {
 	ID, Title, State string
+	Conditions       []condition
 	Actor            Actor
 	By               Actor // of the last attempt
 	Why              string
@@ -266,7 +268,7 @@ func (v *runView) Moved() int {
 func (r *run) snapshot() *runView {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return &runView{ID: r.ID, Title: r.Title, State: r.state, Actor: r.Actor, By: r.by, Why: r.Why, Total: r.Total, Tally: r.tally, Refusals: sortReasons(r.tally.Refused),
+	return &runView{ID: r.ID, Title: r.Title, Conditions: r.Conditions, State: r.state, Actor: r.Actor, By: r.by, Why: r.Why, Total: r.Total, Tally: r.tally, Refusals: sortReasons(r.tally.Refused),
 		Begun: r.begun, Ended: r.ended, Problem: r.problem, Address: r.address, Query: "?" + r.query().Encode()}
 }
 

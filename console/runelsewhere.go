@@ -76,7 +76,8 @@ func (c *Console) readRunElsewhere(ctx context.Context, values url.Values) (*run
 			return nil, nil, err
 		}
 		o := applyOptions{Actor: note.Actor, Why: note.Why, Rate: note.Rate, Moments: note.Proposal.Moments}
-		return &run{ID: note.Proposal.ID, Title: change.title(), Actor: note.Actor, Why: note.Why, Total: note.Proposal.Count, change: change, options: o, address: values.Get("of")}, note, nil
+		text := change.text()
+		return &run{ID: note.Proposal.ID, Title: text.title(note.Proposal.Count), Conditions: text.Conditions, Actor: note.Actor, Why: note.Why, Total: note.Proposal.Count, change: change, options: o, address: values.Get("of")}, note, nil
 	}
 	return nil, nil, badRequest("There is no such change.")
 }

@@ -113,15 +113,9 @@ func (s *sagaSearch) narrows() bool { return s.parsed != operator.InstanceFilter
 // Query returns the search as a query, without empty fields.
 func (s *sagaSearch) Query() url.Values { return queryFields(s.fields()) }
 
-// describe returns the conditions for people.
-func (s *sagaSearch) describe() string {
-	var parts []string
-	for _, name := range []string{"in", "name", "version", "state", "step", "key", "id", "scope", "age", "silent"} {
-		if value := *s.fields()[name]; value != "" {
-			parts = append(parts, name+" "+value)
-		}
-	}
-	return strings.Join(parts, ", ")
+// conditions returns the conditions for people.
+func (s *sagaSearch) conditions() []condition {
+	return listConditions(s.fields(), "in", "name", "version", "state", "step", "key", "id", "scope", "age", "silent")
 }
 
 // A sagaPlace is where a list goes on: behind an instance of a place.

@@ -1,0 +1,38 @@
+package console
+
+import (
+	"net/url"
+	"strings"
+	"testing"
+)
+
+// A preview names the objects once, by their number, and links to each. Only what cannot be undone is marked as dangerous.
+func TestAPreviewSaysWhatItChanges(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t, RoleAdmin, nil)
+	f.putStuck(t, "k", 2)
+	_, text := f.get(t, retryStuck)
+	requireTexts(t, "the preview of two", text, "<h1>Retry 2 sagas</h1>", `<button class="primary">Retry 2 sagas</button>`, `<span class="quiet">state</span> stuck</li>`,
+		`<span class="figure">2</span> sagas would change. Those that change before you confirm are left alone.`, "Which sagas", `href="./../saga?database=main&amp;key=k0001`)
+	_, text = f.get(t, "/change/decide?verb=cancel&state=stuck&key=k0001")
+	requireTexts(t, "the preview of one", text, `<button class="danger">Cancel 1 saga</button>`, `<span class="figure">1</span> saga would change. If it changes before you confirm, it is left alone.`, "Which saga<")
+}
+
+// The preview of a group of letters shows their error in place of its fingerprint.
+func TestAPreviewShowsTheErrorOfAGroup(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t, RoleAdmin, nil)
+	f.putDead(t, "k", 2)
+	_, groups := f.get(t, "/dead")
+	link, err := url.Parse(strings.ReplaceAll(groupLink.FindStringSubmatch(groups)[1], "&amp;", "&"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for kind, class := range map[string]string{"redrive": "primary", "discard": "danger"} {
+		_, text := f.get(t, "/change/"+kind+"?"+link.RawQuery)
+		requireTexts(t, kind, text, `<span class="quiet">error like</span> order 1 not found</li>`, `<button class="`+class+`">`, `2 dead letters</button>`, `href="./../letter?database=main&amp;id=`)
+		if strings.Contains(text, ">fingerprint<") {
+			t.Errorf("the preview of %s shows a fingerprint: %s", kind, text)
+		}
+	}
+}
