@@ -96,6 +96,8 @@ type preview struct {
 	Samples []sample       // the first of those that it would change
 	Effects map[string]int // what happens to those that it would change, in words; nil: the same to all
 	Diffs   []contentDiff  // what it replaces
+	Undo    string         // of one saga: which steps would be undone; "": the change undoes none
+	Steps   map[string]int // of many sagas: how many are at each step
 	Error   string         // that of the first object, if the change picks them by their errors
 }
 
@@ -159,6 +161,7 @@ type previewView struct {
 	Preview  preview
 	Refusals []reasonCount
 	Effects  []reasonCount
+	Steps    []reasonCount
 	Token    string // "": this person cannot confirm it, and Denied says why
 	Denied   string
 	Typed    bool // the count has to be typed
@@ -206,7 +209,7 @@ func (c *Console) previewChange(ctx context.Context, r *request, kind *changeKin
 		return nil, err
 	}
 	p.Count = seen.Count
-	v := &previewView{changeText: change.text(), Action: "change/" + kind.name, Preview: seen, Refusals: sortReasons(c.redactRefusals("", seen.Refused)), Effects: sortReasons(seen.Effects),
+	v := &previewView{changeText: change.text(), Action: "change/" + kind.name, Preview: seen, Refusals: sortReasons(c.redactRefusals("", seen.Refused)), Effects: sortReasons(seen.Effects), Steps: sortReasons(seen.Steps),
 		Typed: seen.Count >= typedCount, Rate: defaultRate, Expires: time.Unix(p.Expires, 0)}
 	v.Title = v.title(seen.Count)
 	v.showError()

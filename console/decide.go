@@ -126,12 +126,24 @@ func (d *decideChange) preview(ctx context.Context) (p preview, err error) {
 		if err != nil {
 			return p, err
 		}
+		var address *operator.Address // of the one that it would decide about
 		seen, err := n.PreviewAll(ctx, d.filter, d.decision, func(one operator.DecisionPreview) error {
-			if one.Refusal == "" && len(p.Samples) < maxSamples {
+			if one.Refusal != "" {
+				return nil
+			}
+			if len(p.Samples) < maxSamples {
 				p.Samples = append(p.Samples, sampleSaga(at, &one.Instance))
+			}
+			if d.one {
+				address = &one.Address
+			} else {
+				addReason(&p.Steps, cmp.Or(one.Step, "(between two steps)"), 1)
 			}
 			return nil
 		})
+		if err == nil && address != nil {
+			p.Undo, err = d.describeUndo(ctx, n, *address)
+		}
 		if err != nil {
 			return p, err
 		}
@@ -144,6 +156,18 @@ func (d *decideChange) preview(ctx context.Context) (p preview, err error) {
 		}
 	}
 	return p, nil
+}
+
+// describeUndo says which steps of a saga the decision would undo, "" if it undoes none.
+func (d *decideChange) describeUndo(ctx context.Context, n *operator.Instances, at operator.Address) (string, error) {
+	if d.Verb != operator.VerbCancel && d.Verb != operator.VerbCompensateTo {
+		return "", nil
+	}
+	t, err := n.Get(ctx, at)
+	if err != nil {
+		return "", err
+	}
+	return describeUndo(&t, d.decision.Step), nil
 }
 
 func sampleSaga(at *place, i *operator.Instance) sample {

@@ -36,3 +36,24 @@ func TestAPreviewShowsTheErrorOfAGroup(t *testing.T) {
 		}
 	}
 }
+
+// A preview about one saga names the steps that would be undone, in their order; one about many counts them by their steps.
+func TestAPreviewNamesWhatWouldBeUndone(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t, RoleAdmin, nil)
+	f.putTour(t, "k", "stuck", `{"phase":"running","steps":[{"state":"done","attempt":1},{"state":"done","attempt":1},{"state":"done","attempt":1},{"state":"done","attempt":1},{"state":"stuck","attempt":1}]}`)
+	f.putStuck(t, "s", 2)
+	id := f.readText(t, "SELECT id::text FROM {schema}.saga WHERE key = 'k'")
+	for query, want := range map[string]string{
+		"verb=cancel":                "It would undo rent, then flight and hotel.",
+		"verb=compensate-to&to=book": "It would undo rent.", "verb=compensate-to&to=quote": "It would undo rent, then flight and hotel.",
+	} {
+		_, text := f.get(t, "/change/decide?"+query+"&key=k&id="+id)
+		requireTexts(t, query, text, "<strong>"+want+"</strong>")
+	}
+	if _, text := f.get(t, "/change/decide?verb=pause&key=k&id="+id); strings.Contains(text, "It would undo") {
+		t.Errorf("the preview of a pause undoes something: %s", text)
+	}
+	_, text := f.get(t, "/change/decide?verb=cancel&state=stuck")
+	requireTexts(t, "the preview of many", text, `<th scope="row">hotel</th><td class="r num">2</td>`, `<th scope="row">ticket</th><td class="r num">1</td>`)
+}

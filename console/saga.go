@@ -465,7 +465,10 @@ func listVerbs(s *sagaReading, choices []operator.Choice, role Role) (whole, ste
 		l := verbLine{decisionVerb: verb, Step: choice.Step, Says: verb.consequence, Refusal: choice.Refusal, Denied: role < verb.needs, Result: choice.Verb == operator.VerbSkip}
 		fields := []hiddenField{{"in", s.home.Name}, {"scope", s.timeline.Scope}, {"key", s.timeline.Key}, {"id", s.timeline.ID}}
 		if choice.Verb == operator.VerbCancel && choice.Refusal == "" {
-			l.Says = strings.TrimSpace(describeUndo(s.timeline) + " " + l.Says)
+			l.Says = strings.TrimSpace(describeUndo(s.timeline, "") + " " + l.Says)
+		}
+		if choice.Verb == operator.VerbCompensateTo && choice.Refusal == "" {
+			l.Says = describeUndo(s.timeline, choice.Step) + " " + l.Says
 		}
 		if choice.Step == "" {
 			l.Fields = fields
@@ -478,14 +481,37 @@ func listVerbs(s *sagaReading, choices []operator.Choice, role Role) (whole, ste
 	return whole, steps
 }
 
-// describeUndo says which steps a cancellation would compensate now.
-func describeUndo(t *operator.Timeline) string {
-	if len(t.Undo) == 0 {
-		return "It would undo nothing: " + cmp.Or(t.UndoNothing, "no step is done") + "."
+// describeUndo says which steps would be compensated now: by a cancellation, or by going back to a step or group.
+func describeUndo(t *operator.Timeline, to string) string {
+	if t.PlanProblem != "" {
+		return "It is not known which steps it would undo: " + t.PlanProblem + "."
 	}
-	waves := make([]string, len(t.Undo))
-	for i, wave := range t.Undo {
-		waves[i] = strings.Join(wave, " and ")
+	var waves []string
+	for _, wave := range t.Undo {
+		if wave = slices.DeleteFunc(slices.Clone(wave), func(step string) bool { return to != "" && !isAfter(t, step, to) }); len(wave) > 0 {
+			waves = append(waves, strings.Join(wave, " and "))
+		}
 	}
-	return "It would undo " + strings.Join(waves, ", then ") + "."
+	switch {
+	case len(waves) > 0:
+		return "It would undo " + strings.Join(waves, ", then ") + "."
+	case to != "":
+		return "It would undo nothing: no step after " + to + " has something to undo."
+	}
+	return "It would undo nothing: " + cmp.Or(t.UndoNothing, "no step is done") + "."
+}
+
+// isAfter reports whether a step comes after another one, or after a group, in the plan.
+func isAfter(t *operator.Timeline, step, other string) bool {
+	index := func(name string) int {
+		return slices.IndexFunc(t.Steps, func(s operator.TimelineStep) bool { return s.Name == name })
+	}
+	i, end := index(step), index(other)
+	if end < 0 {
+		return false
+	}
+	for depth := t.Steps[end].Depth; end+1 < len(t.Steps) && t.Steps[end+1].Depth > depth; {
+		end++ // what is in the group
+	}
+	return i > end
 }
