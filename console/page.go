@@ -6,6 +6,7 @@ import (
 	"embed"
 	"fmt"
 	"html/template"
+	"maps"
 	"net/http"
 	"net/url"
 	"slices"
@@ -113,10 +114,17 @@ func (c *Console) newView(r *request, p *page, data any) *view {
 		v.Title = titled.pageTitle()
 	}
 	if p.live != nil {
-		v.Live = r.root + livePrefix + p.path + "?" + r.values.Encode()
+		values := maps.Clone(r.values)
+		if revised, ok := data.(interface{ revision() string }); ok {
+			values.Set(loadedRevision, revised.revision())
+		}
+		v.Live = r.root + livePrefix + p.path + "?" + values.Encode()
 	}
 	return v
 }
+
+// loadedRevision is the parameter of a stream that says which revision its page has.
+const loadedRevision = "loaded"
 
 // servePage answers a GET. The page is written once it is complete, so that an error has a page of its own.
 func (c *Console) servePage(ctx context.Context, w http.ResponseWriter, r *request) error {

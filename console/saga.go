@@ -82,6 +82,7 @@ type sagaView struct {
 	Findings   []operator.Finding
 	Unreadable []operator.Finding
 	Down       []unreachable
+	Changed    bool // of a stream: since the page was loaded
 	Dead       []deadLink
 	Drawing    *drawing
 	Steps      []stepLine
@@ -98,6 +99,14 @@ type sagaView struct {
 }
 
 func (v *sagaView) pageTitle() string { return "Saga " + v.Address.Key }
+
+// revision changes with the instance, and with the verbs that it takes.
+func (v *sagaView) revision() string {
+	if v.Instance == nil {
+		return ""
+	}
+	return fmt.Sprint(v.Instance.UpdatedAt.UnixMicro(), v.Instance.Status)
+}
 
 // isFinished ends the stream of an instance that has ended, unless something of it is still on its way.
 func (v *sagaView) isFinished() bool {
@@ -301,7 +310,9 @@ func (c *Console) followSaga(ctx context.Context, r *request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	return c.newSagaView(s), nil
+	v := c.newSagaView(s)
+	v.Changed = r.values.Has(loadedRevision) && r.values.Get(loadedRevision) != v.revision()
+	return v, nil
 }
 
 func (c *Console) newSagaView(s *sagaReading) *sagaView {

@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/url"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -379,4 +380,22 @@ func TestMessagesAreFollowedOverDatabases(t *testing.T) {
 	}
 	requireTexts(t, "the page", text, "message order.placed leads from request to charge", "message order.placed probably leads from request to count",
 		"way way-faint", "orders/"+f.schema, "shop/"+schema)
+}
+
+// Who watches a saga that changes is told that the verbs are those of the load. The page that was just loaded says nothing.
+func TestAStreamSaysThatThePageIsOld(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t, RoleOperator, nil)
+	f.putTour(t, "k", "running", `{"phase":"running","steps":[{"state":"done","attempt":1},{"state":"inflight","attempt":1},{},{},{}]}`)
+	_, text := f.get(t, f.sagaURL("k"))
+	found := regexp.MustCompile(`sse-connect="\.(/[^"]*)"`).FindStringSubmatch(text)
+	if found == nil || strings.Contains(text, "Reload for verbs") {
+		t.Fatalf("the page has no stream, or is old at once: %s", text)
+	}
+	stream := strings.ReplaceAll(found[1], "&amp;", "&")
+	if text := f.firstEvents(t, stream); strings.Contains(text, "Reload for verbs") {
+		t.Errorf("the stream of an unchanged saga calls its page old: %s", text)
+	}
+	f.exec(t, "UPDATE {schema}.saga SET status = 'stuck', updated_at = clock_timestamp()")
+	requireTexts(t, "the stream", f.firstEvents(t, stream), "Reload for verbs and messages", `href="./saga?`)
 }
