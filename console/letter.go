@@ -41,6 +41,7 @@ type letterPageView struct {
 	Horizon    time.Time
 	Saga       string // the query of the page of its saga; "": it has no key
 	Group      string // the query of its group
+	TraceURL   string
 	Verbs      []letterVerb
 	Edit       string // the query of the form; "": it cannot be edited
 }
@@ -85,6 +86,7 @@ func (c *Console) showLetter(ctx context.Context, r *request) (any, error) {
 	v := &letterPageView{letterRow: letterRow{l, side.place}, Several: len(c.databases) > 1, Dead: l.State == operator.StateDead}
 	c.showPayload(v)
 	v.Headers, v.HeadersCut = c.shownHeaders(&l)
+	v.TraceURL = c.traceURL(l.Headers["traceparent"])
 	one := &letterSearch{Database: side.Database, Schema: side.Schema, Side: search.Side, ID: search.ID}
 	v.Verbs = one.verbsOf(l.State)
 	if v.Dead && l.Side == operator.Inbox {

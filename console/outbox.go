@@ -324,10 +324,11 @@ func (outboxState) Behind(k operator.WaitingKey) int { return k.Messages - 1 }
 type storedView struct {
 	*place
 	operator.StoredMessage
-	Listed  []header // its headers
-	Shown   *contentView
-	About   string
-	Several bool
+	Listed   []header // its headers
+	Shown    *contentView
+	TraceURL string
+	About    string
+	Several  bool
 }
 
 func (v *storedView) pageTitle() string { return fmt.Sprintf("Message %d", v.ID) }
@@ -362,6 +363,11 @@ func (c *Console) showMessage(ctx context.Context, r *request) (any, error) {
 	c.redactMessage(&m.OutboxMessage)
 	v := &storedView{place: chosen[0], StoredMessage: m, Several: len(all) > 1, About: messageTexts[m.Place]}
 	v.Listed = c.showHeaders(m.Topic, m.Headers)
+	for _, h := range v.Listed {
+		if h.Name == "traceparent" {
+			v.TraceURL = c.traceURL(h.Value)
+		}
+	}
 	v.Shown = c.newPayload(m.Topic, m.Payload, m.Size)
 	return v, nil
 }

@@ -100,6 +100,17 @@ type sagaView struct {
 
 func (v *sagaView) pageTitle() string { return "Saga " + v.Address.Key }
 
+// FirstTrace returns the address of the trace of the first message that has one, for a saga without an instance.
+func (v *sagaView) FirstTrace() (address string) {
+	var first time.Time
+	for i := range v.Messages {
+		if m := &v.Messages[i]; m.TraceURL != "" && (address == "" || m.CreatedAt.Before(first)) {
+			address, first = m.TraceURL, m.CreatedAt
+		}
+	}
+	return address
+}
+
 // revision changes with the instance, and with the verbs that it takes.
 func (v *sagaView) revision() string {
 	if v.Instance == nil {

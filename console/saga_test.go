@@ -399,3 +399,22 @@ func TestAStreamSaysThatThePageIsOld(t *testing.T) {
 	f.exec(t, "UPDATE {schema}.saga SET status = 'stuck', updated_at = clock_timestamp()")
 	requireTexts(t, "the stream", f.firstEvents(t, stream), "Reload for verbs and messages", `href="./saga?`)
 }
+
+// A letter, a message and a saga without an instance lead to their traces.
+func TestLettersAndMessagesLeadToTraces(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t, RoleViewer, func(o *Options) { o.TraceURL = func(id string) string { return "https://traces.example/" + id } })
+	trace := func(id string) string { return "00-" + strings.Repeat(id, 32) + "-b7ad6b7169203331-01" }
+	for i, id := range []string{"a", "b"} {
+		f.exec(t, `INSERT INTO {schema}.outbox (message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id, headers, payload, content_type, created_at)
+			VALUES (gen_random_uuid(), 't', 't', 'acme', 'c', 's', '1', 'c', 'c', '', $1, '{}', 'application/json', clock_timestamp() + $2::integer * interval '1 second')`, `{"traceparent":"`+trace(id)+`"}`, i-9)
+	}
+	f.putDead(t, "k", 1)
+	f.exec(t, "UPDATE {schema}.parked SET header_names = '{traceparent}', header_values = ARRAY[convert_to($1, 'UTF8')]", trace("d"))
+	for path, id := range map[string]string{f.letterPath("letter", 1): "d", "/saga?key=c&scope=acme": "a", "/message?in=main/" + f.schema + "&id=1": "a"} {
+		_, text := f.get(t, path)
+		if i := strings.Index(text, "https://traces.example/"); i < 0 || !strings.HasPrefix(text[i:], "https://traces.example/"+strings.Repeat(id, 32)) {
+			t.Errorf("%s does not lead to trace %s first: %s", path, id, text)
+		}
+	}
+}
