@@ -16,7 +16,8 @@ import (
 var templateFuncs = template.FuncMap{
 	"count": formatCount, "bytes": func(n any) string { return formatBytes(toInt64(n)) }, "lasted": formatDuration, "since": func(t time.Time) string { return formatAge(time.Since(t)) },
 	"rfc3339": func(t time.Time) string { return t.UTC().Format(time.RFC3339Nano) }, "utc": func(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05 UTC") },
-	"text": visibleText, "ordering": formatOrderingKey, "query": buildQuery, "plural": formatPlural, "lines": visibleLines, "dict": buildDict, "sides": func() []string { return []string{"inbox", "outbox"} },
+	"moment": func(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05.000 UTC") },
+	"text":   visibleText, "ordering": formatOrderingKey, "query": buildQuery, "plural": formatPlural, "lines": visibleLines, "dict": buildDict, "sides": func() []string { return []string{"inbox", "outbox"} },
 }
 
 // formatCount writes 1234567 as 1,234,567.

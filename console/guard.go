@@ -266,7 +266,8 @@ type pageError struct {
 	Status int
 	What   string
 	Advice string
-	Page   string // path of a page of the console that helps; "": the overview
+
+	Link, LinkText string // a page below the base that helps; empty: the overview alone
 }
 
 func (e *pageError) Error() string { return "console: " + e.What }

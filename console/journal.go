@@ -33,11 +33,15 @@ const (
 type journalSearch struct {
 	In, By, Verb, Since, Until, Source string
 
+	Key      string // of an instance
+	Side, ID string // a message
+
 	filter operator.ActivityFilter
 }
 
 func (s *journalSearch) fields() map[string]*string {
-	return map[string]*string{"in": &s.In, "by": &s.By, "verb": &s.Verb, "since": &s.Since, "until": &s.Until, "of": &s.Source}
+	return map[string]*string{"in": &s.In, "by": &s.By, "verb": &s.Verb, "since": &s.Since, "until": &s.Until, "of": &s.Source,
+		"key": &s.Key, "side": &s.Side, "id": &s.ID}
 }
 
 // Padded returns the names of the conditions with a blank at an end.
@@ -46,7 +50,14 @@ func (s *journalSearch) Padded() []string { return listPadded(s.fields()) }
 func parseJournalSearch(values url.Values, now time.Time) (*journalSearch, error) {
 	s := &journalSearch{}
 	readFields(s.fields(), values)
-	s.filter = operator.ActivityFilter{By: s.By, Verb: s.Verb}
+	s.filter = operator.ActivityFilter{By: s.By, Verb: s.Verb, Key: s.Key}
+	if s.ID != "" {
+		id, err := parseLetterID(s.ID)
+		if err != nil {
+			return nil, err
+		}
+		s.filter.IDs, s.filter.Side = []int64{id}, operator.Side(cmp.Or(s.Side, string(operator.Inbox)))
+	}
 	var err error
 	if s.filter.Since, err = parseMoment(s.Since, now); err != nil {
 		return nil, err
@@ -113,6 +124,30 @@ func listJournals(places []*place, source string) (all []journal) {
 		}
 	}
 	return all
+}
+
+// changesOnPage is how many entries of its messages the page of a letter or of a saga shows.
+const changesOnPage = 20
+
+// listChanges returns what people have done last to messages of one side of p. It is empty if the console may not read the
+// journal.
+func (c *Console) listChanges(ctx context.Context, p *place, side operator.Side, ids []int64) (rows []journalRow, err error) {
+	if len(ids) == 0 {
+		return nil, nil
+	}
+	reader, err := p.reader()
+	if err != nil {
+		return nil, err
+	}
+	found, err := reader.ListActivities(ctx, operator.MessageActivity, operator.ActivityFilter{Side: side, IDs: ids}, operator.ActivityMark{}, changesOnPage)
+	if isDeniedError(err) {
+		return nil, nil
+	}
+	for i := range found {
+		c.redactActivity(&found[i])
+		rows = append(rows, journalRow{Activity: found[i], Where: p})
+	}
+	return rows, err
 }
 
 // A journalReader reads the entries of several journals as one list, the newest first.

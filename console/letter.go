@@ -44,6 +44,7 @@ type letterPageView struct {
 	TraceURL   string
 	Verbs      []letterVerb
 	Edit       string // the query of the form; "": it cannot be edited
+	Changes    []journalRow
 }
 
 func (v *letterPageView) pageTitle() string {
@@ -102,6 +103,9 @@ func (c *Console) showLetter(ctx context.Context, r *request) (any, error) {
 		if err := v.predict(ctx, side); err != nil {
 			return nil, err
 		}
+	}
+	if v.Changes, err = c.listChanges(ctx, side.place, side.Side, []int64{l.ID}); err != nil {
+		return nil, err
 	}
 	return v, c.locateLetter(ctx, v, side)
 }
@@ -264,7 +268,7 @@ type letterVerb struct {
 	Fields      map[string][]string
 }
 
-var letterVerbLabels = map[string]string{"redrive": "Redrive", "discard": "Discard", "bury": "Bury"}
+var letterVerbLabels = map[string]string{"redrive": "Redrive", "discard": "Discard", "retry": "Retry now", "bury": "Bury"}
 
 // verbs returns the changes of all that the search picks; none if it picks everything.
 func (s *letterSearch) verbs() []letterVerb {
@@ -274,10 +278,15 @@ func (s *letterSearch) verbs() []letterVerb {
 	return s.verbsOf(s.state())
 }
 
+// verbsOf returns the changes of the messages in a state. Only a step retries; the relay publishes a refused message
+// again by itself.
 func (s *letterSearch) verbsOf(state operator.State) (all []letterVerb) {
 	kinds := []string{"redrive", "discard"}
-	if state == operator.StateRetrying {
+	switch {
+	case state == operator.StateRetrying && s.Side == string(operator.Outbox):
 		kinds = []string{"bury"}
+	case state == operator.StateRetrying:
+		kinds = []string{"retry", "bury"}
 	}
 	for _, kind := range kinds {
 		all = append(all, letterVerb{Kind: kind, Label: letterVerbLabels[kind], Query: s.with(), Fields: s.Query()})

@@ -30,6 +30,12 @@ func (c *Console) letterKinds() []*changeKind {
 			if search.State != "" && search.state() != verb.of {
 				return nil, badRequest(fmt.Sprintf("This change is for letters that are %s.", verb.of))
 			}
+			if verb.side != "" && search.Side == "" {
+				search.Side = string(verb.side)
+			}
+			if verb.side != "" && search.Side != string(verb.side) {
+				return nil, badRequest(fmt.Sprintf("This change is for messages of the %s.", verb.side))
+			}
 			sides, _, err := c.chooseSides(ctx, search)
 			if err != nil {
 				return nil, err
@@ -44,6 +50,7 @@ func (c *Console) letterKinds() []*changeKind {
 type letterVerbKind struct {
 	label       string
 	of          operator.State // the letters that it is for
+	side        operator.Side  // "": both
 	needs       Role
 	consequence string
 	preview     func(ctx context.Context, l *letterChange, side letterSide, d *operator.DeadLetters, p *preview) error
@@ -52,12 +59,14 @@ type letterVerbKind struct {
 }
 
 var letterChanges = map[string]letterVerbKind{
-	"redrive": {"Redrive", operator.StateDead, RoleOperator, "Each letter is retried with all its attempts, and actions before compensations. A letter whose step is done is removed. " +
+	"redrive": {"Redrive", operator.StateDead, "", RoleOperator, "Each letter is retried with all its attempts, and actions before compensations. A letter whose step is done is removed. " +
 		"A letter of the outbox is published again, behind later messages of its ordering key.", previewRedrive, applyRedrive, false},
-	"discard": {"Discard", operator.StateDead, RoleAdmin, "The letters are removed for good and never run. The saga of a letter waits until its deadline. This cannot be undone.",
+	"discard": {"Discard", operator.StateDead, "", RoleAdmin, "The letters are removed for good and never run. The saga of a letter waits until its deadline. This cannot be undone.",
 		previewLetters, applyDiscard, true},
-	"bury": {"Bury", operator.StateRetrying, RoleOperator, "The messages become dead letters before their attempts are used up, so that they can be edited or discarded. " +
-		"A saga that waits for one of them waits until its deadline.", previewLetters, applyBury, false},
+	"retry": {"Retry now", operator.StateRetrying, operator.Inbox, RoleOperator, "Each message is due at once. Its attempts stay counted. A message that runs at this moment is left alone.",
+		previewLetters, applyRetry, false},
+	"bury": {"Bury", operator.StateRetrying, "", RoleOperator, "The messages become dead letters before their attempts are used up. A dead letter of the inbox can be edited, redriven or discarded, and " +
+		"its saga waits until its deadline. A dead message of the outbox can be redriven or discarded, and the relay publishes the messages behind it.", previewLetters, applyBury, false},
 }
 
 // A letterChange changes all letters that a filter picks.
@@ -251,6 +260,10 @@ func applyRedrive(ctx context.Context, d *operator.DeadLetters, filter operator.
 
 func applyDiscard(ctx context.Context, d *operator.DeadLetters, filter operator.Filter, o *applyOptions, progress func(tally)) (tally, error) {
 	return applyPages(ctx, d, filter, o, progress, func(filter operator.Filter) (int, error) { return d.Discard(ctx, filter, nil) })
+}
+
+func applyRetry(ctx context.Context, d *operator.DeadLetters, filter operator.Filter, o *applyOptions, progress func(tally)) (tally, error) {
+	return applyPages(ctx, d, filter, o, progress, func(filter operator.Filter) (int, error) { return d.RetryNow(ctx, filter) })
 }
 
 func applyBury(ctx context.Context, d *operator.DeadLetters, filter operator.Filter, o *applyOptions, progress func(tally)) (tally, error) {

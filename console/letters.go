@@ -83,9 +83,9 @@ func parseLetterSearch(values url.Values) (*letterSearch, error) {
 		return nil, badRequest(fmt.Sprintf("There is no state %.40q: a letter is dead or retrying.", s.State))
 	}
 	if s.ID != "" {
-		id, err := strconv.ParseInt(s.ID, 10, 64)
-		if err != nil || id < 1 {
-			return nil, badRequest(fmt.Sprintf("The id %.30q is not a number from 1 on.", s.ID))
+		id, err := parseLetterID(s.ID)
+		if err != nil {
+			return nil, err
 		}
 		f.IDs = []int64{id}
 	}
@@ -95,6 +95,14 @@ func parseLetterSearch(values url.Values) (*letterSearch, error) {
 	}
 	s.parsed = f
 	return s, nil
+}
+
+func parseLetterID(text string) (int64, error) {
+	id, err := strconv.ParseInt(text, 10, 64)
+	if err != nil || id < 1 {
+		return 0, badRequest(fmt.Sprintf("The id %.30q is not a number from 1 on.", text))
+	}
+	return id, nil
 }
 
 // filter returns the filter of a search, for the letters of state.
@@ -134,6 +142,14 @@ func (s *letterSearch) with(pairs ...string) string {
 		}
 	}
 	return "?" + q.Encode()
+}
+
+// tabs are the links to the same search in each state.
+func (s *letterSearch) tabs() []stateTab {
+	return []stateTab{
+		{string(operator.StateDead), s.with("state", ""), s.state() == operator.StateDead},
+		{string(operator.StateRetrying), s.with("state", string(operator.StateRetrying)), s.state() == operator.StateRetrying},
+	}
 }
 
 // conditions returns the conditions for people.
@@ -214,6 +230,7 @@ type groupsView struct {
 	Missing  int
 	Problems []string
 	List     string // the query of the list of all of these letters
+	Tabs     []stateTab
 }
 
 // A groupRow is a group with the queries of its links.
@@ -222,6 +239,7 @@ type groupRow struct {
 	Place *place
 	Side  operator.Side
 	Query string
+	Verbs []letterVerb
 	Line  string // the points of its sparkline
 }
 
@@ -234,7 +252,7 @@ func (c *Console) showGroups(ctx context.Context, r *request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	v := &groupsView{Search: search, Places: all, Several: len(all) > 1, List: search.with()}
+	v := &groupsView{Search: search, Places: all, Several: len(all) > 1, List: search.with(), Tabs: search.tabs()}
 	v.Problems, err = c.readSides(ctx, sides, func(side letterSide) error {
 		key := search.with("database", side.Database, "schema", side.Schema, "side", string(side.Side))
 		read, err := c.groups.getShared(ctx, key, groupsAge, func(ctx context.Context) (operator.LetterGroups, error) {
@@ -275,6 +293,9 @@ func newGroupRow(search *letterSearch, side letterSide, g operator.LetterGroup) 
 		row.Query = search.with("database", side.Database, "schema", side.Schema, "side", string(side.Side), "topic", g.Topic, "step", step,
 			"reason", string(g.Reason), "age", fmt.Sprintf("%ds", max(0, int(time.Since(g.Newest).Seconds()))))
 	}
+	one := *search
+	one.Side = string(side.Side)
+	row.Verbs = one.verbsOf(search.state())
 	peak := slices.Max(g.Trend[:])
 	var points []string
 	for i, n := range g.Trend {
@@ -348,9 +369,13 @@ type lettersView struct {
 	Loading  bool
 }
 
-// pageTitle names the state of the letters.
-func (v *lettersView) pageTitle() string {
-	if v.Search.state() == operator.StateRetrying {
+func (v *lettersView) pageTitle() string { return v.Search.title() }
+
+func (v *groupsView) pageTitle() string { return v.Search.title() }
+
+// title names the state of the messages that the search is for.
+func (s *letterSearch) title() string {
+	if s.state() == operator.StateRetrying {
 		return "Retrying messages"
 	}
 	return "Dead letters"
@@ -384,10 +409,7 @@ func (c *Console) showLetters(ctx context.Context, r *request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	v := &lettersView{Search: search, Places: all, Several: len(all) > 1, Groups: search.with("id", "", "state", ""), Loading: true, Verbs: search.verbs()}
-	for _, state := range []string{"", string(operator.StateRetrying)} {
-		v.Tabs = append(v.Tabs, stateTab{map[bool]string{true: "dead", false: state}[state == ""], search.with("state", state), string(search.state()) == map[bool]string{true: string(operator.StateDead), false: state}[state == ""]})
-	}
+	v := &lettersView{Search: search, Places: all, Several: len(all) > 1, Groups: search.with("id", ""), Tabs: search.tabs(), Loading: true, Verbs: search.verbs()}
 	if v.Problems, err = c.readSides(ctx, sides[begin:], func(side letterSide) error { return c.readLetters(ctx, v, side, &after) }); err != nil {
 		return nil, err
 	}
@@ -460,5 +482,5 @@ func (c *Console) countLetters(ctx context.Context, r *request) (any, error) {
 // errNoLetter is the page of a letter that is gone.
 func errNoLetter(side operator.Side, id int64) *pageError {
 	return &pageError{Status: http.StatusNotFound, What: fmt.Sprintf("The %s has no letter %d any more: it was redriven and handled, or discarded.", side, id),
-		Advice: "The journal says who has changed it."}
+		Advice: "The journal says who has changed it.", LinkText: "Journal of it", Link: "journal?" + url.Values{"side": {string(side)}, "id": {strconv.FormatInt(id, 10)}}.Encode()}
 }

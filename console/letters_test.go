@@ -72,8 +72,8 @@ func TestGroupsLeadToTheirLetters(t *testing.T) {
 			t.Errorf("the link of group %d, %s, leads to %q, want %q", i, links[i][1], got, want)
 		}
 	}
-	for query, want := range map[string]string{"side=outbox": ">3</strong> letters in 2 groups<", "reason=attempts-exhausted": ">5</strong> letters in 2", "topic=none": "No dead letter matches",
-		"key=k0001&scope=acme": ">1</strong> letter in", "age=1h": "No dead letter", "age=10m": ">8</strong>", "step=%28none%29": ">2</strong>", "error=declined": ">2</strong>",
+	for query, want := range map[string]string{"side=outbox": ">3</strong> letters in 2 groups<", "reason=attempts-exhausted": ">5</strong> letters in 2", "topic=none": "No message matches",
+		"key=k0001&scope=acme": ">1</strong> letter in", "age=1h": "No message matches", "age=10m": ">8</strong>", "step=%28none%29": ">2</strong>", "error=declined": ">2</strong>",
 		"database=main&schema=" + f.schema: ">8</strong>"} {
 		if _, text := f.get(t, "/dead?"+query); !strings.Contains(text, want) {
 			t.Errorf("dead?%s lacks %q: %s", query, want, text)
@@ -125,7 +125,8 @@ func TestBadSearchesForLettersAreRefused(t *testing.T) {
 		"/letters?after=x": http.StatusBadRequest, "/letters?after=" + (&letterPlace{In: "x"}).encode(): http.StatusBadRequest, "/letters?schema=none": http.StatusNotFound,
 		"/letter": http.StatusBadRequest, "/letter?side=inbox&id=1": http.StatusNotFound, f.letterPath("letter", 4): http.StatusNotFound, f.letterPath("letter/edit", 4): http.StatusNotFound,
 		"/change/redrive": http.StatusBadRequest, "/change/redrive?state=retrying&topic=x": http.StatusBadRequest, "/change/bury?state=dead&topic=x": http.StatusBadRequest,
-		"/change/edit?id=1": http.StatusBadRequest, "/letters?side=outbox&reason=x&schema=" + f.schema: http.StatusOK,
+		"/change/retry?side=outbox&topic=x": http.StatusBadRequest,
+		"/change/edit?id=1":                 http.StatusBadRequest, "/letters?side=outbox&reason=x&schema=" + f.schema: http.StatusOK,
 	} {
 		if response, text := f.get(t, path); response.StatusCode != want {
 			t.Errorf("%s = %d, want %d: %s", path, response.StatusCode, want, text)
@@ -161,10 +162,10 @@ func TestALetterIsShownRedactedAndLimited(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t, RoleViewer, func(o *Options) {
 		o.MaxContent = 2000
-		o.Redact = func(c Content) []byte { return []byte(strings.ReplaceAll(string(c.Data), "4711", "####")) }
+		o.Redact = func(c Content) []byte { return []byte(strings.ReplaceAll(string(c.Data), "pan4711", "####")) }
 	})
 	f.putDead(t, "k", 2)
-	f.exec(t, `UPDATE {schema}.parked SET payload = convert_to('{"card":"4711","more":"' || repeat('x', 3000) || '"}', 'UTF8'), header_values = '{4711,pay}', stack = 'goroutine 1' WHERE id = 1`)
+	f.exec(t, `UPDATE {schema}.parked SET payload = convert_to('{"card":"pan4711","more":"' || repeat('x', 3000) || '"}', 'UTF8'), header_values = '{pan4711,pay}', stack = 'goroutine 1' WHERE id = 1`)
 	f.exec(t, `INSERT INTO {schema}.inbox (scope, key, step, n, state, attempts, digest) VALUES ('acme', 'k0001', 'charge', '1', 'dead', 5, sha256('x')), ('acme', 'k0001', 'book', '1', 'done', 1, sha256('x'))`)
 	_, text := f.get(t, f.letterPath("letter", 1))
 	for _, want := range []string{"####", "Only the first 2 KiB of 3 KiB are shown", "goroutine 1", "order 1 not found", "What a redrive would do", "this letter", ">book", "saga?database=main&amp;key=k0001&amp;schema=" + f.schema + "&amp;scope=acme"} {
@@ -172,7 +173,7 @@ func TestALetterIsShownRedactedAndLimited(t *testing.T) {
 			t.Errorf("the page lacks %q: %s", want, text)
 		}
 	}
-	if strings.Contains(text, "4711") || len(text) > 20_000 {
+	if strings.Contains(text, "pan4711") || len(text) > 20_000 {
 		t.Errorf("the page of %d bytes is not redacted or not limited", len(text))
 	}
 	if strings.Contains(text, "change/") || strings.Contains(text, "letter/edit") {
@@ -360,8 +361,8 @@ func TestChangesOfLettersNeedTheirRole(t *testing.T) {
 		f := newFixture(t, role, nil)
 		f.putDead(t, "k", typedCount)
 		f.exec(t, "UPDATE {schema}.parked SET state = 'retrying' WHERE id > 100")
-		for kind, needs := range map[string]Role{"redrive": RoleOperator, "discard": RoleAdmin, "bury": RoleOperator, "edit": RoleAdmin} {
-			path := f.letterPath("change/"+kind, map[bool]int{true: 101, false: 1}[kind == "bury"])
+		for kind, needs := range map[string]Role{"redrive": RoleOperator, "discard": RoleAdmin, "retry": RoleOperator, "bury": RoleOperator, "edit": RoleAdmin} {
+			path := f.letterPath("change/"+kind, map[bool]int{true: 101, false: 1}[kind == "bury" || kind == "retry"])
 			if kind == "edit" {
 				path += "&payload=%7B%7D"
 			}
@@ -575,4 +576,107 @@ func TestADifferenceHasTheLinesThatChange(t *testing.T) {
 	if got := len(diffContent("x", large+"b", strings.Repeat("c\n", 3000)).Lines); got != 6001 {
 		t.Errorf("a large difference has %d lines", got)
 	}
+}
+
+// Retrying messages have groups too. Those of a group are retried now after a preview; messages of another topic, and those
+// of the outbox, keep their time.
+func TestRetryingMessagesAreGroupedAndRetried(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t, RoleOperator, nil)
+	f.putDead(t, "k", 3)
+	f.putDead(t, "b", 1)
+	f.putHeld(t, 1, "no queue")
+	f.exec(t, "UPDATE {schema}.parked SET state = 'retrying', reason = 'failed', due_at = 'infinity', topic = CASE WHEN key < 'c' THEN 'other' ELSE topic END")
+	_, text := f.get(t, "/dead?state=retrying")
+	links := map[string][]string{}
+	for _, found := range regexp.MustCompile(`href="\./(change/[a-z]+)\?([^"]*)"`).FindAllStringSubmatch(text, -1) {
+		query := strings.ReplaceAll(found[2], "&amp;", "&")
+		links[found[1]] = append(links[found[1]], query)
+	}
+	if len(links["change/retry"]) != 2 || len(links["change/bury"]) != 3 || len(links) != 2 {
+		t.Fatalf("the groups of retrying messages offer %v", links)
+	}
+	contains(t, text, "<title>Retrying messages", `href="./dead" `, `href="./dead?state=retrying" aria-current="true"`)
+	query := links["change/retry"][0]
+	_, text = f.get(t, "/letters?"+query)
+	contains(t, text, `href="./dead?`, "state=retrying", ">k0001<")
+	path := "/change/retry?" + query
+	if response, text := f.post(t, "/change/retry", confirmation(f.previewToken(t, path), 3), nil); response.StatusCode != http.StatusSeeOther {
+		t.Fatalf("retry = %d: %s", response.StatusCode, text)
+	}
+	f.console.runs.working.Wait()
+	if got := f.letterJournal(t); got != "dead retry ann (the hotel is back) 3" {
+		t.Errorf("the journal has %q", got)
+	}
+	if got := f.readText(t, "SELECT string_agg(key, ' ' ORDER BY key) FROM {schema}.parked WHERE due_at <= now()"); got != "k0001 k0002 k0003" {
+		t.Errorf("%s are due", got)
+	}
+}
+
+// The pages of a parked message, of its saga and Why? tell what people have done to it. The address of one that is gone
+// leads to the journal, which can be searched for a message and for a saga.
+func TestWhatPeopleHaveDoneToAMessageIsShown(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t, RoleOperator, nil)
+	f.putDead(t, "k", 2)
+	f.exec(t, `INSERT INTO {schema}.operator_journal (at, who, verb, what, ids, why) VALUES
+		(now() - interval '5 minutes', 'eve', 'dead edit', '{}', '{1}', 'a typo'),
+		(now() - interval '4 minutes', 'eve', 'outbox dead redrive', '{}', '{1}', 'other side'),
+		(now() - interval '3 minutes', 'eve', 'dead discard', '{}', '{9}', 'no use')`)
+	f.exec(t, `INSERT INTO {schema}.saga_journal (scope, key, path, verb, who, why) VALUES ('acme', 'k0001', '', 'retry', 'bob', 'again')`)
+	letter := f.letterPath("letter", 1)
+	link := "letter?database=main&amp;id=1&amp;schema=" + f.schema + "&amp;side=inbox"
+	for path, link := range map[string]string{letter: "", "/saga?scope=acme&key=k0001": link, "/why?scope=acme&key=k0001": link} {
+		_, text := f.get(t, path)
+		contains(t, text, "eve", "dead edit", "a typo", link)
+		if strings.Contains(text, "other side") || strings.Contains(text, "no use") {
+			t.Errorf("%s tells of other messages: %s", path, text)
+		}
+	}
+	if _, text := f.get(t, f.letterPath("letter", 2)); strings.Contains(text, "a typo") {
+		t.Error("the page of a letter tells of another one")
+	}
+	response, text := f.get(t, f.letterPath("letter", 9))
+	if response.StatusCode != http.StatusNotFound {
+		t.Errorf("a letter that is gone = %d", response.StatusCode)
+	}
+	contains(t, text, `href="./journal?id=9&amp;side=inbox"`)
+	for query, want := range map[string]string{"id=9&side=inbox": "no use", "id=1&side=outbox": "other side", "id=1": "a typo", "key=k0001": "again"} {
+		_, text := f.get(t, "/journal?"+query)
+		if contains(t, text, want); strings.Count(text, "<th scope=\"row\">") != 1 {
+			t.Errorf("journal?%s has other entries: %s", query, text)
+		}
+	}
+	if response, _ := f.get(t, "/journal?id=x"); response.StatusCode != http.StatusBadRequest {
+		t.Errorf("journal?id=x = %d, want 400", response.StatusCode)
+	}
+}
+
+// A page that shows a message that waits for a person leads to the page on which the person can act.
+func TestPagesLeadToWhereAPersonCanAct(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t, RoleOperator, nil)
+	f.putRefused(t, 1)
+	f.exec(t, "UPDATE {schema}.outbox_held SET id = 500")
+	f.putHeld(t, 1, "no queue")
+	f.putMessages(t, "hotel", 1)
+	f.exec(t, `INSERT INTO {schema}.parked (state, kind, scope, key, step, n, topic, message_id, header_names, header_values, payload, reason, error, due_at)
+		VALUES ('dead', 'unknown', '', '', '', '', 'pay', 'message-9', '{}', '{}', 'x', 'key-missing', 'no key', now())`)
+	act := func(side string, id int) string {
+		return "letter?database=main&amp;id=" + fmt.Sprint(id) + "&amp;schema=" + f.schema + "&amp;side=" + side
+	}
+	stored := f.readText(t, "SELECT id::text FROM {schema}.outbox")
+	in := "message?in=" + url.QueryEscape("main/"+f.schema) + "&id="
+	for path, want := range map[string]string{
+		"/" + in + "500": act("outbox", 500), "/" + in + "1000001": act("outbox", 1000001), "/saga?scope=acme&key=o0001": act("outbox", 500), "/why?scope=acme&key=held001": act("outbox", 1000001),
+		"/saga?scope=acme&key=hotel001": "message?id=" + stored, "/why?q=message-9": act("inbox", 1),
+	} {
+		_, text := f.get(t, path)
+		contains(t, text, `href="./`+want)
+	}
+	if _, text := f.get(t, "/"+in+stored); strings.Contains(text, `href="./letter?`) {
+		t.Error("the page of a stored message offers to act on it")
+	}
+	_, text := f.get(t, "/sagas?key=o0001")
+	contains(t, text, `href="./why?q=o0001"`)
 }

@@ -328,6 +328,7 @@ type storedView struct {
 	Shown    *contentView
 	TraceURL string
 	About    string
+	Letter   string // the query of its page as a dead or refused message; "": it is neither
 	Several  bool
 }
 
@@ -362,6 +363,9 @@ func (c *Console) showMessage(ctx context.Context, r *request) (any, error) {
 	}
 	c.redactMessage(&m.OutboxMessage)
 	v := &storedView{place: chosen[0], StoredMessage: m, Several: len(all) > 1, About: messageTexts[m.Place]}
+	if isHeldBack(m.Place) {
+		v.Letter = letterQuery(chosen[0], operator.Outbox, m.ID)
+	}
 	v.Listed = c.showHeaders(m.Topic, m.Headers)
 	for _, h := range v.Listed {
 		if h.Name == "traceparent" {
@@ -370,6 +374,19 @@ func (c *Console) showMessage(ctx context.Context, r *request) (any, error) {
 	}
 	v.Shown = c.newPayload(m.Topic, m.Payload, m.Size)
 	return v, nil
+}
+
+// isHeldBack reports whether the broker has refused a message in this place, so that a person can act on it.
+func isHeldBack(in operator.Place) bool {
+	return in == operator.PlaceDead || in == operator.PlaceRefused
+}
+
+// linkMessage returns the page of a message of the outbox of p, below the base. It is that of a letter if a person can act on it.
+func linkMessage(p *place, m *operator.OutboxMessage) string {
+	if isHeldBack(m.Place) {
+		return "letter" + letterQuery(p, operator.Outbox, m.ID)
+	}
+	return messageLink(p.Name, m.ID)
 }
 
 // showHeaders returns the headers of a message, redacted, in the order of their names.

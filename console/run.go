@@ -120,7 +120,7 @@ func (s *runSet) checkRoom(c *Console) error {
 		return nil
 	}
 	return &pageError{Status: http.StatusServiceUnavailable, What: formatPlural(len(active), "change runs", "changes run") + " already, and nothing has changed. Running: " + strings.Join(active, "; ") + ".",
-		Advice: "Wait until one has ended, or pause one.", Page: runsPath}
+		Advice: "Wait until one has ended, or pause one.", Link: runsPath, LinkText: "Changes"}
 }
 
 // list returns the runs, the newest first.

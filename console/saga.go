@@ -95,6 +95,7 @@ type sagaView struct {
 	Letters   []letterView
 	Messages  []messageView
 	LeftOut   int                // messages whose content is not shown
+	Changes   []journalRow       // what people have done to its parked messages
 	Instances []operator.Address // that the key names, if it names several
 }
 

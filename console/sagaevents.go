@@ -140,11 +140,14 @@ var rowTones = map[string][2]string{
 	"undoing": {"wait", "compensation failed, and is retried"}, "undo-dead": {"stuck", "compensation is a dead letter"}, "compensated": {"undone", "undone"},
 }
 
+// replySteps begins the names of the steps in which an orchestrator reads replies.
+const replySteps = "saga-"
+
 // addRows adds what participants have recorded. The rows of an orchestrator's replies say nothing that its steps do not.
 func (l *eventList) addRows(part *operator.SagaPart) {
 	for i := range part.Inbox.Steps {
 		row := &part.Inbox.Steps[i]
-		if l.s.timeline != nil && strings.HasPrefix(row.Step, "saga-") {
+		if l.s.timeline != nil && strings.HasPrefix(row.Step, replySteps) {
 			continue
 		}
 		look, known := rowTones[row.State]

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net/url"
 	"slices"
 	"time"
 	"unicode/utf8"
@@ -31,6 +30,7 @@ type messageView struct {
 	Headers     *contentView
 	Payload     *contentView
 	TraceURL    string
+	Link        string // below the base: the page of the message, or of the letter that it has become
 }
 
 // Bytes returns the size of the payload.
@@ -73,7 +73,27 @@ func (c *Console) addContents(ctx context.Context, v *sagaView, s *sagaReading) 
 			return err
 		}
 	}
+	for _, part := range s.Parts {
+		changes, err := c.listLetterChanges(ctx, s.places[part.Name], part)
+		if err != nil {
+			return err
+		}
+		v.Changes = append(v.Changes, changes...)
+	}
+	slices.SortStableFunc(v.Changes, func(a, b journalRow) int { return a.At.Compare(b.At) })
 	return nil
+}
+
+// listLetterChanges returns what people have done to the parked messages of a saga in a place.
+func (c *Console) listLetterChanges(ctx context.Context, p *place, part *operator.SagaPart) ([]journalRow, error) {
+	if p == nil {
+		return nil, nil
+	}
+	var ids []int64
+	for i := range part.Inbox.Letters {
+		ids = append(ids, part.Inbox.Letters[i].ID)
+	}
+	return c.listChanges(ctx, p, operator.Inbox, ids)
 }
 
 // readMessages reads the content of those messages that a place has.
@@ -104,6 +124,9 @@ func (c *Console) readMessages(ctx context.Context, p *place, messages []message
 	}
 	for _, content := range contents {
 		c.fillMessage(byID[content.ID], &content)
+	}
+	for _, m := range byID {
+		m.Link = linkMessage(p, &m.OutboxMessage)
 	}
 	for _, m := range byID {
 		if m.Payload == nil {
@@ -171,9 +194,7 @@ func (c *Console) readLetter(ctx context.Context, p *place, l *letterView) error
 	l.Text, l.Trace = visibleLines(clipText(found.Error, maxErrorText)), visibleLines(clipText(found.Stack, 4*maxErrorText))
 	l.Payload, l.Headers = c.newPayload(found.Topic, found.Payload, found.Size), c.newHeaders(found.Topic, found.Headers)
 	l.TraceURL = c.traceURL(found.Headers["traceparent"])
-	if l.State == operator.StateDead {
-		l.Link = "?" + url.Values{"database": {p.Database}, "schema": {p.Schema}, "side": {"inbox"}, "scope": {l.Scope}, "key": {l.Key}}.Encode()
-	}
+	l.Link = letterQuery(p, operator.Inbox, l.ID)
 	return nil
 }
 

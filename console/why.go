@@ -34,6 +34,7 @@ type whyView struct {
 	Notes    []operator.Finding // what could not be read
 	Requests []requestRow
 	Way      []wayLine
+	Changes  []journalRow // what people have done to its parked messages
 	Earlier  int
 
 	Looked  []*place
@@ -53,8 +54,8 @@ func (v *whyView) pageTitle() string {
 type subject struct {
 	Scope, Key string
 	Found      []string // as what it was found, and where
-	Query      string   // of the page about it
-	Unreadable bool     // a parked message without a key
+	Link       string   // of the page about it, below the base
+	Unreadable bool     // a parked message without a key: Link is its page
 }
 
 // A skippedPlace is where the page has not looked for something.
@@ -106,10 +107,13 @@ func (c *Console) findSubjects(ctx context.Context, v *whyView, text string) err
 		}
 		for i := range found.Matches {
 			m := &found.Matches[i]
-			id := m.Scope + "\x00" + m.Key
+			id, link := m.Scope+"\x00"+m.Key, "why"+whyQuery(m.Scope, m.Key, "")
+			if m.Key == "" {
+				id, link = letterLink(p.Name, operator.Inbox, m.ID), letterLink(p.Name, operator.Inbox, m.ID)
+			}
 			s := subjects[id]
 			if s == nil {
-				s = &subject{Scope: m.Scope, Key: m.Key, Unreadable: m.Key == "", Query: whyQuery(m.Scope, m.Key, "")}
+				s = &subject{Scope: m.Scope, Key: m.Key, Unreadable: m.Key == "", Link: link}
 				subjects[id] = s
 				v.Subjects = append(v.Subjects, s)
 			}
@@ -146,13 +150,13 @@ func (c *Console) explainKey(ctx context.Context, v *whyView) error {
 	case errors.As(err, &scopes):
 		v.Subjects = nil
 		for _, scope := range scopes.Scopes {
-			v.Subjects = append(v.Subjects, &subject{Scope: scope, Key: v.Key, Query: whyQuery(scope, v.Key, v.Path), Found: []string{"the key in this scope"}})
+			v.Subjects = append(v.Subjects, &subject{Scope: scope, Key: v.Key, Link: "why" + whyQuery(scope, v.Key, v.Path), Found: []string{"the key in this scope"}})
 		}
 		return nil
 	case errors.As(err, &several):
 		v.Subjects = nil
 		for _, at := range several.Addresses {
-			v.Subjects = append(v.Subjects, &subject{Scope: at.Scope, Key: at.Key, Query: whyQuery(at.Scope, at.Key, at.Path), Found: []string{"the instance " + at.Path}})
+			v.Subjects = append(v.Subjects, &subject{Scope: at.Scope, Key: at.Key, Link: "why" + whyQuery(at.Scope, at.Key, at.Path), Found: []string{"the instance " + at.Path}})
 		}
 		return nil
 	case errors.Is(err, operator.ErrMoved):
@@ -162,8 +166,27 @@ func (c *Console) explainKey(ctx context.Context, v *whyView) error {
 	}
 	v.Subjects, v.Findings, v.Notes = nil, e.Findings, e.Unreadable
 	c.findKeyRequests(ctx, v)
+	if v.Changes, err = c.listKeyChanges(ctx, v.Looked, e); err != nil {
+		return err
+	}
 	v.collectWay(e)
 	return nil
+}
+
+// listKeyChanges returns what people have done to the parked messages of a key.
+func (c *Console) listKeyChanges(ctx context.Context, looked []*place, e *operator.Explanation) (all []journalRow, err error) {
+	for _, part := range e.Parts {
+		at := slices.IndexFunc(looked, func(p *place) bool { return p.Label == part.Name })
+		if at < 0 {
+			continue
+		}
+		changes, err := c.listLetterChanges(ctx, looked[at], part)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, changes...)
+	}
+	return all, nil
 }
 
 // findKeyRequests reads the records of the key: that of the HTTP request that began the saga has its scope and its key.
@@ -192,6 +215,7 @@ func (c *Console) findKeyRequests(ctx context.Context, v *whyView) {
 // A wayLine is something that has happened to a key.
 type wayLine struct {
 	At    time.Time
+	After time.Duration // since the line before
 	Where string
 	What  string // request, saga, message, step, letter or person
 	Text  string
@@ -202,7 +226,7 @@ type wayLine struct {
 func (v *whyView) collectWay(e *operator.Explanation) {
 	add := func(at time.Time, where, what, text, link string) {
 		if !at.IsZero() {
-			v.Way = append(v.Way, wayLine{at, where, what, text, link})
+			v.Way = append(v.Way, wayLine{At: at, Where: where, What: what, Text: text, Link: link})
 		}
 	}
 	for i := range v.Requests {
@@ -211,6 +235,7 @@ func (v *whyView) collectWay(e *operator.Explanation) {
 		add(q.CreatedAt, q.Where.Label, "request", "the request came first", link)
 		add(q.CompletedAt, q.Where.Label, "request", fmt.Sprintf("%s with status %d", q.State, q.Status), link)
 	}
+	orchestrated := slices.ContainsFunc(e.Parts, func(p *operator.SagaPart) bool { return len(p.Sagas) > 0 })
 	for _, part := range e.Parts {
 		name := v.placeName(part.Name)
 		for i := range part.Sagas {
@@ -218,20 +243,34 @@ func (v *whyView) collectWay(e *operator.Explanation) {
 		}
 		for i := range part.Outbox.Messages {
 			m := &part.Outbox.Messages[i]
-			add(m.CreatedAt, part.Name, "message", fmt.Sprintf("%s to %s, step %s: %s", m.Type, m.Topic, formatStep(m.Step, m.N), m.Place), messageLink(name, m.ID))
+			link := messageLink(name, m.ID)
+			if isHeldBack(m.Place) {
+				link = letterLink(name, operator.Outbox, m.ID)
+			}
+			add(m.CreatedAt, part.Name, "message", fmt.Sprintf("%s to %s, step %s: %s", m.Type, m.Topic, formatStep(m.Step, m.N), m.Place), link)
 		}
 		for i := range part.Inbox.Steps {
 			s := &part.Inbox.Steps[i]
+			if orchestrated && strings.HasPrefix(s.Step, replySteps) {
+				continue
+			}
 			step := formatStep(s.Step, s.N)
 			add(s.CreatedAt, part.Name, "step", fmt.Sprintf("step %s was tried first", step), "")
 			add(s.UpdatedAt, part.Name, "step", fmt.Sprintf("step %s is %s after %s", step, s.State, formatPlural(s.Attempts+s.UndoAttempts, "attempt", "attempts")), "")
 		}
 		for i := range part.Inbox.Letters {
 			l := &part.Inbox.Letters[i]
-			add(l.LastAt, part.Name, "letter", fmt.Sprintf("step %s, %s: %s: %s", formatStep(l.Step, l.N), l.State, l.Reason, l.Error), letterLink(name, l.ID))
+			add(l.LastAt, part.Name, "letter", fmt.Sprintf("step %s, %s: %s: %s", formatStep(l.Step, l.N), l.State, l.Reason, l.Error), letterLink(name, operator.Inbox, l.ID))
 		}
 	}
+	for i := range v.Changes {
+		change := &v.Changes[i]
+		add(change.At, change.Where.Label, "person", fmt.Sprintf("%s of %s %s by %s: %s", change.Verb, map[bool]string{true: "message", false: "messages"}[change.Messages == 1], change.Numbers(), change.By, change.Why), "")
+	}
 	slices.SortStableFunc(v.Way, func(a, b wayLine) int { return cmp.Or(a.At.Compare(b.At), cmp.Compare(a.Where, b.Where)) })
+	for i := range v.Way[min(1, len(v.Way)):] {
+		v.Way[i+1].After = v.Way[i+1].At.Sub(v.Way[i].At)
+	}
 	v.Earlier = max(0, len(v.Way)-maxWay)
 	v.Way = v.Way[v.Earlier:]
 }
@@ -286,8 +325,8 @@ func messageLink(in string, id int64) string {
 	return "message?" + url.Values{"in": {in}, "id": {fmt.Sprint(id)}}.Encode()
 }
 
-// letterLink returns the page of a dead or retrying letter of the inbox of a place.
-func letterLink(in string, id int64) string {
+// letterLink returns the page of a dead letter or a retrying message of a place.
+func letterLink(in string, side operator.Side, id int64) string {
 	database, schema, _ := strings.Cut(in, "/")
-	return "letter?" + url.Values{"database": {database}, "schema": {schema}, "side": {string(operator.Inbox)}, "id": {fmt.Sprint(id)}}.Encode()
+	return "letter?" + url.Values{"database": {database}, "schema": {schema}, "side": {string(side)}, "id": {fmt.Sprint(id)}}.Encode()
 }

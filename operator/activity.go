@@ -26,6 +26,13 @@ type ActivityFilter struct {
 	Verb  string
 	Since time.Time
 	Until time.Time // exclusive
+
+	Key string // decisions about instances of this key, and no changes of messages
+
+	// IDs picks changes of one of these messages of Side, and no decisions about instances. The journal keeps entries of
+	// messages that are gone.
+	IDs  []int64
+	Side Side
 }
 
 // An ActivityMark is where a list of activities goes on: behind all entries of At whose ID is not below this one. The zero
@@ -61,7 +68,8 @@ func (r *Reader) ListActivities(ctx context.Context, source ActivitySource, filt
 		statement = r.sql.listSagaActivity
 	}
 	err = r.read(ctx, func(tx pgx.Tx) error {
-		rows, _ := tx.Query(ctx, statement, plannedAnew, filter.By, filter.Verb, timeOrNil(filter.Since), timeOrNil(filter.Until), timeOrNil(before.At), before.ID, min(limit, MaxList))
+		rows, _ := tx.Query(ctx, statement, plannedAnew, filter.By, filter.Verb, timeOrNil(filter.Since), timeOrNil(filter.Until), timeOrNil(before.At), before.ID, min(limit, MaxList),
+			filter.Key, filter.IDs, filter.Side == Outbox)
 		all, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (a Activity, err error) {
 			var what string
 			err = row.Scan(&a.ID, &a.At, &a.By, &a.DBUser, &a.Verb, &a.Why, &what, &a.Messages, &a.FirstIDs, &a.Scope, &a.Key, &a.Path, &a.Step)

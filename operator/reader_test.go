@@ -336,6 +336,8 @@ func TestActivitiesAreListedOnce(t *testing.T) {
 	f.exec(t, `INSERT INTO {schema}.operator_journal (at, who, verb, what, ids, why)
 		SELECT date_trunc('minute', now()) - i / 3 * interval '1 minute', CASE WHEN i % 2 = 0 THEN 'ann' ELSE 'bob' END, 'dead redrive', '{"topic":"x"}', '{1,2,3,4,5,6}', 'w' FROM generate_series(1, 20) i`)
 	f.exec(t, `INSERT INTO {schema}.saga_journal (scope, key, path, verb, step, who, why) SELECT 'acme', 'k' || i, '', 'retry', 'hotel', 'ann', 'y' FROM generate_series(1, 5) i`)
+	f.exec(t, `INSERT INTO {schema}.operator_journal (at, who, verb, what, ids, why)
+		SELECT now() - interval '2 hours', 'eve', verb, '{}', '{7,8}', 'z' FROM unnest(ARRAY['dead edit', 'outbox dead redrive', 'outbox refused release', 'replay']) verb`)
 	r := f.reader(t)
 	walk := func(source ActivitySource, filter ActivityFilter, size int) (ids []int64) {
 		for mark := (ActivityMark{}); ; {
@@ -354,7 +356,7 @@ func TestActivitiesAreListedOnce(t *testing.T) {
 	}
 	for size := 1; size <= 30; size += 7 {
 		ids := walk(MessageActivity, ActivityFilter{}, size)
-		if unique := slices.Compact(slices.Sorted(slices.Values(ids))); len(ids) != 20 || len(unique) != 20 {
+		if unique := slices.Compact(slices.Sorted(slices.Values(ids))); len(ids) != 24 || len(unique) != 24 {
 			t.Errorf("by %d: %v", size, ids)
 		}
 	}
@@ -362,10 +364,15 @@ func TestActivitiesAreListedOnce(t *testing.T) {
 		filter ActivityFilter
 		want   int
 	}{"who": {ActivityFilter{By: "ann"}, 10}, "verb": {ActivityFilter{Verb: "discard"}, 0}, "verb too": {ActivityFilter{Verb: "dead redrive", By: "bob"}, 10},
-		"since": {ActivityFilter{Since: time.Now().Add(-time.Hour)}, 20}, "until": {ActivityFilter{Until: time.Now().Add(-time.Hour)}, 0}} {
+		"since": {ActivityFilter{Since: time.Now().Add(-time.Hour)}, 20}, "until": {ActivityFilter{Until: time.Now().Add(-time.Hour)}, 4},
+		"parked": {ActivityFilter{Side: Inbox, IDs: []int64{9, 8}}, 1}, "of the outbox": {ActivityFilter{Side: Outbox, IDs: []int64{8}}, 2},
+		"another id": {ActivityFilter{Side: Inbox, IDs: []int64{9}}, 0}, "key": {ActivityFilter{Key: "k5"}, 0}} {
 		if ids := walk(MessageActivity, tt.filter, 6); len(ids) != tt.want {
 			t.Errorf("%s: %d entries, want %d", name, len(ids), tt.want)
 		}
+	}
+	if about, of := walk(SagaActivity, ActivityFilter{Key: "k5"}, 6), walk(SagaActivity, ActivityFilter{Side: Inbox, IDs: []int64{8}}, 6); len(about) != 1 || len(of) != 0 {
+		t.Errorf("%d decisions about k5, %d of messages; want 1, 0", len(about), len(of))
 	}
 	page, err := r.ListActivities(t.Context(), MessageActivity, ActivityFilter{}, ActivityMark{}, 1)
 	if err != nil || page[0].Messages != 6 || len(page[0].FirstIDs) != 5 || string(page[0].What) != `{"topic": "x"}` || page[0].DBUser == "" {

@@ -181,16 +181,20 @@ const activityFilter = `($1::text = '' OR who = $1) AND ($2::text = '' OR verb =
 	AND ($3::timestamptz IS NULL OR at >= $3) AND ($4::timestamptz IS NULL OR at < $4)
 	AND ($5::timestamptz IS NULL OR at < $5 OR at = $5 AND id < $6::bigint)`
 
-// sqlListMessageActivity lists the last $7 changes of messages. There is no index on the time: people are slow, so the
-// journal is short.
+// sqlListMessageActivity lists the last $7 changes of messages, with $9 of one of these, of the outbox if $10, else of
+// parked. There is no index on the time: people are slow, so the journal is short.
 const sqlListMessageActivity = `
 SELECT id, at, who, db_user, verb, why, what::text, cardinality(ids), ids[1:5], '', '', '', ''
-FROM {schema}.operator_journal WHERE ` + activityFilter + ` ORDER BY at DESC, id DESC LIMIT $7`
+FROM {schema}.operator_journal WHERE ` + activityFilter + ` AND $8::text = ''
+	AND (cardinality($9::bigint[]) IS NULL OR ids && $9 AND starts_with(verb, CASE WHEN $10::boolean THEN 'outbox ' ELSE 'dead ' END))
+ ORDER BY at DESC, id DESC LIMIT $7`
 
-// sqlListSagaActivity lists the last $7 decisions about instances.
+// sqlListSagaActivity lists the last $7 decisions about instances, with $8 about those of this key.
 const sqlListSagaActivity = `
 SELECT id, at, who, '', verb, why, '', 0, '{}'::bigint[], scope, key, path, step
-FROM {schema}.saga_journal WHERE ` + activityFilter + ` ORDER BY at DESC, id DESC LIMIT $7`
+FROM {schema}.saga_journal WHERE ` + activityFilter + ` AND ($8::text = '' OR key = $8)
+	AND cardinality($9::bigint[]) IS NULL AND $10::boolean IS NOT NULL
+ ORDER BY at DESC, id DESC LIMIT $7`
 
 // sqlFindInstances finds up to $3 instances of the key $2, of scope $1 or, if that is empty, of any. With an id $4 they are
 // the instance with that id, and those that are part of it.

@@ -1017,7 +1017,9 @@ FROM p LEFT JOIN LATERAL (
 SELECT id, at, who, db_user, verb, why, what::text, cardinality(ids), ids[1:5], '', '', '', ''
 FROM {schema}.operator_journal WHERE ($1::text = '' OR who = $1) AND ($2::text = '' OR verb = $2)
 	AND ($3::timestamptz IS NULL OR at >= $3) AND ($4::timestamptz IS NULL OR at < $4)
-	AND ($5::timestamptz IS NULL OR at < $5 OR at = $5 AND id < $6::bigint) ORDER BY at DESC, id DESC LIMIT $7
+	AND ($5::timestamptz IS NULL OR at < $5 OR at = $5 AND id < $6::bigint) AND $8::text = ''
+	AND (cardinality($9::bigint[]) IS NULL OR ids && $9 AND starts_with(verb, CASE WHEN $10::boolean THEN 'outbox ' ELSE 'dead ' END))
+ ORDER BY at DESC, id DESC LIMIT $7
 ---- readerQueries.listPlans
 
 SELECT DISTINCT ON (name) name, version, plan FROM {schema}.saga_definition ORDER BY name, version DESC LIMIT $1
@@ -1031,7 +1033,9 @@ GROUP BY 1, 2, 3 ORDER BY 1, 2, 3 LIMIT $2
 SELECT id, at, who, '', verb, why, '', 0, '{}'::bigint[], scope, key, path, step
 FROM {schema}.saga_journal WHERE ($1::text = '' OR who = $1) AND ($2::text = '' OR verb = $2)
 	AND ($3::timestamptz IS NULL OR at >= $3) AND ($4::timestamptz IS NULL OR at < $4)
-	AND ($5::timestamptz IS NULL OR at < $5 OR at = $5 AND id < $6::bigint) ORDER BY at DESC, id DESC LIMIT $7
+	AND ($5::timestamptz IS NULL OR at < $5 OR at = $5 AND id < $6::bigint) AND ($8::text = '' OR key = $8)
+	AND cardinality($9::bigint[]) IS NULL AND $10::boolean IS NOT NULL
+ ORDER BY at DESC, id DESC LIMIT $7
 ---- readerQueries.listSent
 
 SELECT topic, coalesce(nullif(m.type, ''), m.topic), count(*), max(created_at)
