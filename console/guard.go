@@ -60,8 +60,30 @@ func (c *Console) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 		}
 	}()
 	if err := c.serve(w, r); err != nil {
-		c.writeError(w, r, c.explainError(req.Context(), err))
+		e := c.explainError(req.Context(), err)
+		if e.Advice == adviceNarrow && r.page != nil {
+			e.Advice = cmp.Or(narrowAdvice[r.page.path], adviceNarrow)
+		}
+		c.writeError(w, r, e)
 	}
+}
+
+// adviceNarrow is the advice about a page that takes too long, and narrowAdvice is that of the pages with a search: it
+// names fields that the page has.
+const adviceNarrow = "Reload the page in a minute."
+
+var narrowAdvice = map[string]string{
+	"sagas":   "Narrow your search: name a schema, a saga, a state, or a key with its scope.",
+	"dead":    "Narrow your search: name a schema, a topic, a step, a reason, or a key with its scope.",
+	"letters": "Narrow your search: name a schema, a topic, a step, a reason, or a key with its scope.",
+	"outbox":  "Narrow your search: name a schema, a topic, or a key with its scope.",
+	"journal": "Narrow your search: name a schema, a person or a shorter time.",
+	"why":     "Narrow your search: name the scope of the key.",
+
+	"change/decide":  "Narrow the search of the list: name a schema, a saga, a state, or a key with its scope.",
+	"change/redrive": "Narrow the search of the list: name a schema, a topic, a step or a reason.",
+	"change/discard": "Narrow the search of the list: name a schema, a topic, a step or a reason.",
+	"change/bury":    "Narrow the search of the list: name a schema, a topic, a step or a reason.",
 }
 
 func setSafeHeaders(h http.Header) {
@@ -302,7 +324,7 @@ func (c *Console) explainError(ctx context.Context, err error) *pageError {
 		return &pageError{Status: http.StatusServiceUnavailable, What: "The request has ended before its answer.", Advice: "Reload the page."}
 	case errors.As(err, &server) && server.Code == "57014", errors.Is(err, context.DeadlineExceeded):
 		return &pageError{Status: http.StatusServiceUnavailable, What: "The database took too long, and the page has given up.",
-			Advice: "Narrow your search: name a schema, a saga, a state, or a key with its scope."}
+			Advice: adviceNarrow}
 	case errors.As(err, &server) && server.Code == "42501":
 		return &pageError{Status: http.StatusForbidden, What: "The database role of the console may not read or change this.", Advice: "Grant it the role sagamill_reader, and for changes sagamill_operator: see sagamill migrate roles."}
 	case errors.As(err, &server) && (server.Code == "42P01" || server.Code == "3F000"):

@@ -159,7 +159,7 @@ func buildTestQuery(pairs ...any) string {
 	return strings.TrimPrefix(query, "?")
 }
 
-// A statement that takes too long ends on the server, and the page says what to narrow.
+// A statement that takes too long ends on the server, and the page says what to narrow, by conditions that it has.
 func TestASlowStatementSaysWhatToNarrow(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t, RoleViewer, func(o *Options) { o.ReadTimeout = 100 * time.Millisecond })
@@ -168,12 +168,13 @@ func TestASlowStatementSaysWhatToNarrow(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = tx.Rollback(context.Background()) }()
-	if _, err := tx.Exec(t.Context(), "LOCK TABLE "+f.schema+".saga IN ACCESS EXCLUSIVE MODE"); err != nil {
+	if _, err := tx.Exec(t.Context(), "LOCK TABLE "+f.schema+".saga, "+f.schema+".parked, "+f.schema+".outbox_held IN ACCESS EXCLUSIVE MODE"); err != nil {
 		t.Fatal(err)
 	}
-	response, text := f.get(t, "/sagas?state=stuck")
-	if response.StatusCode != http.StatusServiceUnavailable || !strings.Contains(text, "Narrow your search") {
-		t.Errorf("the list = %d: %s", response.StatusCode, text)
+	for path, want := range map[string]string{"/sagas?state=stuck": "Narrow your search: name a schema, a saga, a state", "/letters?topic=t": "Narrow your search: name a schema, a topic, a step"} {
+		if response, text := f.get(t, path); response.StatusCode != http.StatusServiceUnavailable || !strings.Contains(text, want) {
+			t.Errorf("%s = %d, want 503 with %q: %s", path, response.StatusCode, want, text)
+		}
 	}
 	n, err := (&place{Schema: f.schema, pool: f.pool, timeout: 100 * time.Millisecond}).instances("", "")
 	if err != nil {

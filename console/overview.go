@@ -6,6 +6,7 @@ import (
 	"maps"
 	"net/url"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/sagamill/sagamill/operator"
@@ -32,6 +33,7 @@ type overviewView struct {
 	Reasons   []deadReason
 	Processes []processView
 	Several   bool
+	In        string // the place that it is about; "": all
 	Pace      *paceView
 }
 
@@ -43,6 +45,7 @@ type placeView struct {
 
 type stateCount struct {
 	State   string
+	Link    string // the query of its sagas
 	Count   int
 	Oldest  time.Duration // how long the first of them has waited; 0: not known
 	Window  string        // "last hour" for those that have ended
@@ -101,11 +104,11 @@ func (c *Console) followOverview(ctx context.Context, r *request) (any, error) {
 type paceReader func(context.Context, *placeView) (operator.Pace, bool, error)
 
 func (c *Console) readOverview(ctx context.Context, r *request, read paceReader) (any, error) {
-	chosen, all, err := c.choosePlaces(ctx, r.values.Get("in"))
+	chosen, all, err := c.choosePlaces(ctx, strings.TrimSpace(r.values.Get("in")))
 	if err != nil {
 		return nil, err
 	}
-	v := &overviewView{Several: len(all) > 1}
+	v := &overviewView{Several: len(all) > 1, In: strings.TrimSpace(r.values.Get("in"))}
 	for _, d := range c.databases {
 		if err := c.readDatabase(ctx, v, d, chosen); err != nil {
 			v.Down = append(v.Down, unreachable{d.Name, c.explainError(ctx, err)})
@@ -209,6 +212,7 @@ func (v *overviewView) sumStates() {
 	}
 	for _, status := range statuses {
 		if s := sums[string(status)]; s != nil {
+			s.Link = "?" + queryFields(map[string]*string{"state": &s.State, "in": &v.In}).Encode()
 			v.States = append(v.States, *s)
 		}
 	}
@@ -277,6 +281,11 @@ func (v *overviewView) listProblems() {
 			v.Problems = append(v.Problems, one)
 		}
 	}
+}
+
+// Letters returns the query of the letters of a side in a state.
+func (p placeView) Letters(side, state string) string {
+	return (&letterSearch{Database: p.Database, Schema: p.Schema, Side: side, State: state}).with()
 }
 
 // LogBytes returns the size of the log of the outbox.

@@ -160,6 +160,8 @@ type sagasView struct {
 	Counts   []sagaCount // unset in a page: the stream reads it
 	Loading  bool
 	Tabs     []stateTab
+
+	Unnarrowed bool // it has no condition, so that there are no verbs
 }
 
 type sagaRow struct {
@@ -193,7 +195,7 @@ func (c *Console) showSagas(ctx context.Context, r *request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	v := &sagasView{Search: search, Places: all, Several: len(all) > 1, Statuses: statuses, Loading: true, Tabs: search.tabs()}
+	v := &sagasView{Search: search, Places: all, Several: len(all) > 1, Statuses: statuses, Loading: true, Tabs: search.tabs(), Unnarrowed: !search.narrows()}
 	if !search.ended() && search.narrows() {
 		for _, verb := range verbOrder {
 			v.Verbs = append(v.Verbs, decisionVerbs[verb])

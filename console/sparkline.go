@@ -61,7 +61,7 @@ func (v *paceView) drawSparkline(label, class string, of func(operator.MinutePac
 		return s
 	}
 	whole := v.minutes[:len(v.minutes)-1]
-	for _, m := range v.minutes {
+	for _, m := range whole {
 		s.Sum += of(m)
 		s.Peak = max(s.Peak, of(m))
 	}
