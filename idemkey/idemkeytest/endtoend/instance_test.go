@@ -126,6 +126,9 @@ func (in *instance) middleware() (*idemkey.Middleware, error) {
 	return idemkey.New(&told{store, in}, opts)
 }
 
+// callTimeout is so long that no call of Redis ends by the clock: without its lock a request goes on.
+const callTimeout = time.Minute
+
 // open opens the store under test.
 func (in *instance) open() (idemkey.Store, error) {
 	if in.Store == onRedis {
@@ -135,7 +138,7 @@ func (in *instance) open() (idemkey.Store, error) {
 	if err != nil || in.Store == onPostgres {
 		return pg, err
 	}
-	return idemhybrid.New(pg, in.client, &idemhybrid.Options{Prefix: in.Prefix, Logger: slog.New(slog.DiscardHandler)})
+	return idemhybrid.New(pg, in.client, &idemhybrid.Options{Prefix: in.Prefix, CallTimeout: callTimeout, Logger: slog.New(slog.DiscardHandler)})
 }
 
 // handle has its effect, asks the test and answers with who it is.
