@@ -268,7 +268,7 @@ func (q *inquiry) findOtherMessages(s *SagaPart) {
 			f := q.findMessage(s, m)
 			f.Text = "message " + f.Text
 			q.addFinding(f)
-		case !q.isToOrchestrator(m) && !q.isHandled(m):
+		case !q.isToOrchestrator(m) && !q.isHandled(m) && !q.isParked(m):
 			q.found = append(q.found, Finding{
 				What: unrecorded, Schema: s.Name, ID: m.ID, Step: m.Step, N: m.N, Since: celltext.FormatMoment(m.CreatedAt),
 				Text: fmt.Sprintf("message %s for step %s, written at %s in schema %s, is published, topic %s; no schema in %s has recorded it under that name: %s", celltext.FormatCell(m.Type), celltext.FormatCell(m.Step), celltext.FormatTime(m.CreatedAt), s.Name, celltext.FormatCell(m.Topic), q.here, unknownPlace),
@@ -297,6 +297,18 @@ func (q *inquiry) isHandled(m *OutboxMessage) bool {
 	for _, s := range q.parts {
 		for i := range s.Inbox.Steps {
 			if r := &s.Inbox.Steps[i]; r.N == m.N && r.Step == m.Step && r.UpdatedAt.After(m.CreatedAt) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// isParked reports whether m is a dead letter or a retrying message, which has a finding of its own.
+func (q *inquiry) isParked(m *OutboxMessage) bool {
+	for _, s := range q.parts {
+		for i := range s.Inbox.Letters {
+			if s.Inbox.Letters[i].MessageID == m.MessageID {
 				return true
 			}
 		}

@@ -17,7 +17,8 @@ func TestMigrate(t *testing.T) {
 		code int
 		says string
 	}{
-		{"migrate up -schema " + schema + " -database " + pgtest.URL(), 0, "5 of 5"},
+		{"migrate up -schema " + schema + " -database " + pgtest.URL(), 0, "schema " + schema + ": applied 5 migrations of idempotency,outbox,inbox,saga\n"},
+		{"migrate up -schema " + schema + " -database " + pgtest.URL(), 0, "schema " + schema + ": idempotency,outbox,inbox,saga are up to date (5 migrations)\n"},
 		{"migrate version -schema " + schema + " -database " + pgtest.URL(), 0, "5 of 5"},
 		{"migrate print -schema " + schema, 0, "CREATE TABLE " + schema + ".outbox"},
 		{"migrate roles -schema " + schema + " -prefix shop", 0, "GRANT SELECT, UPDATE ON " + schema + ".outbox_relay TO shop_relay;"},
@@ -31,8 +32,10 @@ func TestMigrate(t *testing.T) {
 		{"migrate version -schema " + schema + " -database " + pgtest.URL(), 0, "5 of 5"},
 		{"migrate down -to 0 -yes -schema " + schema + " -database " + pgtest.URL(), 0, "0 of 5"},
 		{"migrate version -schema " + schema + " -database " + pgtest.URL(), 0, "0 of 5"},
-		{"migrate up -only idempotency, -schema " + schema + " -database " + pgtest.URL(), 0, "5 of 5 migrations of idempotency\n"},
-		{"migrate up -only saga -schema " + schema + " -database " + pgtest.URL(), 0, "5 of 5 migrations of idempotency,outbox,inbox,saga\n"},
+		{"migrate up -only idempotency, -schema " + schema + " -database " + pgtest.URL(), 0, ": applied 5 migrations of idempotency\n"},
+		{"migrate up -only idempotency -schema " + schema + " -database " + pgtest.URL(), 0, ": idempotency is up to date (5 migrations)\n"},
+		{"migrate up -only saga -schema " + schema + " -database " + pgtest.URL(), 0, ": applied 5 migrations of outbox,inbox,saga\n"},
+		{"migrate version -schema " + schema + " -database " + pgtest.URL(), 0, "has had 5 of 5 migrations of idempotency,outbox,inbox,saga\n"},
 		{"migrate up -only journal -schema " + schema + " -database " + pgtest.URL(), 1, "the parts are idempotency, outbox, inbox, saga"},
 		{"migrate print -only outbox -schema " + schema, 0, "SET parts = nullif('outbox journal', '')"},
 		{"migrate roles -only outbox -schema " + schema, 0, "<> 'outbox journal'"},

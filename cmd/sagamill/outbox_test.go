@@ -77,6 +77,21 @@ func (f *outboxFixture) states(t *testing.T) map[string]string {
 	return states
 }
 
+// The broker's answer is the end of an error, and stays.
+func TestListsOfTheOutboxKeepTheBrokersAnswer(t *testing.T) {
+	t.Parallel()
+	f := newOutboxFixture(t)
+	const answer = "exchange invoice.lost: 312 NO_ROUTE"
+	if _, err := f.pool.Exec(t.Context(), "UPDATE "+f.schema+".outbox_held SET reason = repeat('publish: ', 20) || $1 WHERE attempts > 0", answer); err != nil {
+		t.Fatal(err)
+	}
+	for _, list := range []string{"dead", "refused"} {
+		if out, _ := f.run(t, 0, "outbox", list, "list"); !strings.Contains(out, answer) {
+			t.Errorf("outbox %s list lacks %q:\n%s", list, answer, out)
+		}
+	}
+}
+
 func TestOutboxStatus(t *testing.T) {
 	t.Parallel()
 	f := newOutboxFixture(t)

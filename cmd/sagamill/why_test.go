@@ -121,6 +121,13 @@ func TestWhyOfAChoreographedSaga(t *testing.T) {
 	f.deliver("flight.reserve")
 	f.exec("DELETE FROM {home}.saga")
 	f.why("k", "parked until 20")
+	f.start("other")
+	f.why("other", "step flight: published, ")
+	f.deliver("flight.reserve")
+	f.exec("DELETE FROM {home}.saga")
+	if out := f.why("other", "parked until 20"); strings.Contains(out, "has recorded it") {
+		t.Errorf("why says of a parked message that it is lost:\n%s", out)
+	}
 
 	var got operator.Finding
 	first, _, _ := strings.Cut(f.command(0, "why", "k", "-json", "-schema", f.flights), "\n")

@@ -32,6 +32,15 @@ func ClipText(s string, n int) string {
 	return string(runes[:n-1]) + "…"
 }
 
+// ClipStart shortens s to its last n characters.
+func ClipStart(s string, n int) string {
+	runes := []rune(s)
+	if len(runes) <= n {
+		return s
+	}
+	return "…" + string(runes[len(runes)-n+1:])
+}
+
 // FormatCount returns n and things, in the singular if n is 1.
 func FormatCount(n int, things string) string {
 	if n == 1 {

@@ -34,6 +34,7 @@ func FormatAge(d time.Duration) string {
 var (
 	FormatCell   = celltext.FormatCell
 	ClipText     = celltext.ClipText
+	ClipStart    = celltext.ClipStart
 	FormatCount  = celltext.FormatCount
 	FormatTime   = celltext.FormatTime
 	FormatMoment = celltext.FormatMoment

@@ -18,6 +18,9 @@ func TestCell(t *testing.T) {
 	if got := ClipText("äöüß", 3); got != "äö…" || ClipText("äöü", 3) != "äöü" {
 		t.Errorf("clip = %q", got)
 	}
+	if got := ClipStart("äöüß", 3); got != "…üß" || ClipStart("äöü", 3) != "äöü" {
+		t.Errorf("clip of the start = %q", got)
+	}
 }
 
 // A line that is pasted into a shell runs nothing of the key.

@@ -6,9 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 
 	"github.com/sagamill/sagamill/cmd/sagamill/internal/cli"
+	"github.com/sagamill/sagamill/internal/celltext"
 	"github.com/sagamill/sagamill/migrations"
 )
 
@@ -43,10 +45,35 @@ func migrateUp(ctx context.Context, c *cli.Call) error {
 	if err != nil {
 		return err
 	}
+	before, err := readStanding(ctx, at)
+	if err != nil {
+		return err
+	}
 	if err := migrations.Up(ctx, at.database, at.schema, only()...); err != nil {
 		return err
 	}
-	return printVersion(ctx, c, at)
+	after, err := readStanding(ctx, at)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(c.Stdout, "schema %s: %s\n", at.schema, describeUp(before, after))
+	return nil
+}
+
+// describeUp says which migrations were applied between two standings of a schema.
+func describeUp(before, after standing) string {
+	added := slices.DeleteFunc(slices.Clone(after.parts), func(p migrations.Part) bool { return slices.Contains(before.parts, p) })
+	switch {
+	case after.applied > before.applied:
+		return fmt.Sprintf("applied %s of %s", celltext.FormatCount(int(after.applied-before.applied), "migrations"), after.listParts())
+	case len(added) > 0:
+		return fmt.Sprintf("applied %s of %s", celltext.FormatCount(int(after.applied), "migrations"), standing{parts: added}.listParts())
+	}
+	verb := "are"
+	if len(after.parts) == 1 {
+		verb = "is"
+	}
+	return fmt.Sprintf("%s %s up to date (%s)", after.listParts(), verb, celltext.FormatCount(int(after.applied), "migrations"))
 }
 
 // A place is the schema of a command, in its database.
@@ -64,21 +91,36 @@ func parsePlace(c *cli.Call) (at place, err error) {
 	return at, err
 }
 
+// A standing is how many migrations a schema has had, of how many, and its parts.
+type standing struct {
+	applied, known int32
+	parts          []migrations.Part
+}
+
+func readStanding(ctx context.Context, at place) (s standing, err error) {
+	if s.applied, s.known, err = migrations.Version(ctx, at.database, at.schema); err != nil {
+		return s, err
+	}
+	s.parts, err = migrations.Parts(ctx, at.database, at.schema)
+	return s, err
+}
+
+// listParts returns the parts in the form of -only.
+func (s standing) listParts() string {
+	return strings.ReplaceAll(strings.Trim(fmt.Sprint(s.parts), "[]"), " ", ",")
+}
+
 // printVersion prints how many migrations the schema has, and which parts.
 func printVersion(ctx context.Context, c *cli.Call, at place) error {
-	applied, known, err := migrations.Version(ctx, at.database, at.schema)
-	if err != nil {
-		return err
-	}
-	there, err := migrations.Parts(ctx, at.database, at.schema)
+	s, err := readStanding(ctx, at)
 	if err != nil {
 		return err
 	}
 	var of string
-	if len(there) > 0 {
-		of = " of " + strings.ReplaceAll(strings.Trim(fmt.Sprint(there), "[]"), " ", ",") // in the form of -only
+	if len(s.parts) > 0 {
+		of = " of " + s.listParts()
 	}
-	fmt.Fprintf(c.Stdout, "schema %s has had %d of %d migrations%s\n", at.schema, applied, known, of)
+	fmt.Fprintf(c.Stdout, "schema %s has had %d of %d migrations%s\n", at.schema, s.applied, s.known, of)
 	return nil
 }
 

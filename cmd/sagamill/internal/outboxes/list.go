@@ -68,6 +68,7 @@ func printLetters(c *cli.Call, targets *cli.Targets, letters []cli.Listed[operat
 		return nil
 	}
 	rows := make([][]string, len(letters))
+	// The answer of the broker is the end of an error.
 	for i := range letters {
 		l := letters[i].Entry
 		again := "never"
@@ -76,7 +77,7 @@ func printLetters(c *cli.Call, targets *cli.Targets, letters []cli.Listed[operat
 		}
 		rows[i] = []string{
 			strconv.FormatInt(l.ID, 10), l.MessageID, cli.FormatCell(l.Topic), cli.FormatCell(l.Scope), cli.FormatCell(l.Key), cli.FormatCell(cli.FormatStep(l)),
-			strconv.Itoa(l.Attempts), cli.FormatTime(l.LastAt), again, strconv.Itoa(l.Size), cli.FormatCell(cli.ClipText(l.Error, cli.ReasonWidth)),
+			strconv.Itoa(l.Attempts), cli.FormatTime(l.LastAt), again, strconv.Itoa(l.Size), cli.FormatCell(cli.ClipStart(l.Error, cli.ReasonWidth)),
 		}
 	}
 	header := []string{"ID", "MESSAGE", "TOPIC", "SCOPE", "KEY", "STEP", "ATTEMPTS", "REFUSED", "AGAIN", "BYTES", "REASON"}
