@@ -89,7 +89,9 @@ func Up(ctx context.Context, databaseURL, schema string, parts ...Part) error {
 
 // UpFrom does what [Up] does with a service's own migrations: those in the root
 // of own, named 001_name.sql and so on, which may use {{.schema}}. Their
-// version is kept in a table of that name in schema, next to sagamill's.
+// version is kept in a table of that name in schema, next to sagamill's, with the name of each file. UpFrom
+// changes nothing and returns an error if a migration was applied from a file with another name: then another
+// service of the same name has used the schema.
 func UpFrom(ctx context.Context, databaseURL, schema, table string, own fs.FS) error {
 	if err := checkOwnTable(table); err != nil {
 		return err
@@ -113,7 +115,7 @@ func (s set) migrateUp(ctx context.Context, databaseURL, schema string, wanted [
 			return fmt.Errorf("migrations: load for schema %s: %w", schema, err)
 		}
 		switch at, err := s.readState(ctx, conn, schema); {
-		case errors.Is(err, errPreRelease):
+		case errors.Is(err, errPreRelease), errors.Is(err, errOtherFile):
 			return fmt.Errorf("migrations: schema %s: %w", schema, err)
 		case err == nil && int(at.version) >= len(known) && len(at.missingParts(wanted)) == 0:
 			return nil // the usual case, at every start after the first: no locks
@@ -143,7 +145,7 @@ func (s set) migrateDown(ctx context.Context, databaseURL, schema string, versio
 		switch _, err := s.readState(ctx, conn, schema); {
 		case isNeverMigrated(err):
 			return fmt.Errorf("migrations: schema %s has had no migrations: is it the right schema?", schema)
-		case errors.Is(err, errPreRelease):
+		case errors.Is(err, errPreRelease), errors.Is(err, errOtherFile):
 			return fmt.Errorf("migrations: schema %s: %w", schema, err)
 		}
 		return s.migrateInTurn(ctx, conn, schema, nil, func(m *migrate.Migrator) error {
@@ -197,6 +199,9 @@ func (s set) readVersion(ctx context.Context, databaseURL, schema string) (appli
 			return nil
 		}
 		applied = at.version
+		if errors.Is(err, errOtherFile) {
+			err = fmt.Errorf("migrations: schema %s: %w", schema, err)
+		}
 		return err
 	})
 	return applied, err
@@ -309,14 +314,17 @@ func (s set) loadMigrator(ctx context.Context, conn *pgx.Conn, schema string, wa
 	if err != nil {
 		return nil, err
 	}
+	var at state
 	if conn != nil {
-		at, err := s.readState(ctx, conn, schema)
-		if err != nil {
+		if at, err = s.readState(ctx, conn, schema); err != nil {
 			return nil, err
 		}
 		wanted = uniteParts(at.existingParts(), wanted)
 	}
 	m.Data = templateData(wanted)
 	m.Data["schema"] = schema
-	return m, m.LoadMigrations(s.files)
+	if err := m.LoadMigrations(s.files); err != nil || s.version == versionTable {
+		return m, err
+	}
+	return m, s.recordNames(ctx, conn, m, schema, at)
 }

@@ -195,6 +195,46 @@ func TestUpFromKeepsAServicesOwnTablesNextToOurs(t *testing.T) {
 	}
 }
 
+// A service whose name another service has had does not take the other's tables for its own.
+func TestUpFromRefusesAnotherServicesTables(t *testing.T) {
+	t.Parallel()
+	name := schema(t)
+	first := fstest.MapFS{"001_payment.sql": {Data: []byte("CREATE TABLE {{.schema}}.payment (id int) -- no semicolon")}}
+	other := fstest.MapFS{"001_tables.sql": {Data: []byte("CREATE TABLE {{.schema}}.payment (key text);")}}
+	if err := migrations.UpFrom(t.Context(), pgtest.URL(), name, "shop_version", first); err != nil {
+		t.Fatalf("UpFrom: %v", err)
+	}
+	first["002_item's.sql"] = &fstest.MapFile{Data: []byte("CREATE TABLE {{.schema}}.item (id int);")}
+	if err := migrations.UpFrom(t.Context(), pgtest.URL(), name, "shop_version", first); err != nil {
+		t.Errorf("UpFrom with one more: %v", err)
+	}
+	const want = "the service's migration 1 was applied from 001_payment.sql, and is 001_tables.sql now: another service"
+	if err := migrations.UpFrom(t.Context(), pgtest.URL(), name, "shop_version", other); err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("UpFrom of another service: %v, want %q", err, want)
+	}
+	if _, _, err := migrations.VersionFrom(t.Context(), pgtest.URL(), name, "shop_version", other); err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("VersionFrom of another service: %v, want %q", err, want)
+	}
+
+	// A table from before names were recorded works on, and records what comes then.
+	if _, err := connect(t).Exec(t.Context(), "ALTER TABLE "+name+".shop_version DROP COLUMN names"); err != nil {
+		t.Fatal(err)
+	}
+	if applied, known, err := migrations.VersionFrom(t.Context(), pgtest.URL(), name, "shop_version", first); applied != 2 || known != 2 || err != nil {
+		t.Errorf("VersionFrom of an older table = %d, %d, %v", applied, known, err)
+	}
+	first["003_more.sql"] = &fstest.MapFile{Data: []byte("CREATE TABLE {{.schema}}.more (id int);")}
+	for range 2 {
+		if err := migrations.UpFrom(t.Context(), pgtest.URL(), name, "shop_version", first); err != nil {
+			t.Errorf("UpFrom of an older table: %v", err)
+		}
+	}
+	var names string
+	if err := connect(t).QueryRow(t.Context(), "SELECT names::text FROM "+name+".shop_version").Scan(&names); err != nil || names != `{"3": "003_more.sql"}` {
+		t.Errorf("recorded %s, %v", names, err)
+	}
+}
+
 // A server whose packets are lost is given up soon, unless the URL says how long to wait.
 func TestConnectTimeout(t *testing.T) {
 	t.Parallel()

@@ -83,6 +83,7 @@ type state struct {
 	version int32
 	mark    string // comment of the version table
 	record  string // of the parts, as recordParts writes it
+	names   string // JSON of the names of a service's own migrations by number; "": none is recorded
 }
 
 // recordParts returns what the version table says of a schema with all these parts.
@@ -176,17 +177,26 @@ func Parts(ctx context.Context, databaseURL, schema string) (there []Part, err e
 	return there, err
 }
 
-// readState reads the state of schema without a lock. It returns an error if the schema has no state yet.
+// readState reads the state of schema without a lock. It returns an error if the schema has no state yet, and an
+// errOtherFile if another service has applied its migrations.
 func (s set) readState(ctx context.Context, conn *pgx.Conn, schema string) (at state, err error) {
-	err = conn.QueryRow(ctx, sqlschema.Bind(schema, sqlReadState+s.version+" v"), pgx.QueryExecModeSimpleProtocol).Scan(&at.version, &at.record, &at.mark)
+	err = conn.QueryRow(ctx, sqlschema.Bind(schema, sqlReadState+s.version+" v"), pgx.QueryExecModeSimpleProtocol).Scan(&at.version, &at.record, &at.mark, &at.names)
 	if err == nil && s.version == versionTable && at.version > 0 && at.mark != releaseMark {
 		return at, fmt.Errorf("%w: it is at version %d of the former numbers. Nothing was changed, and nothing is lost: docs/upgrading.md says how to keep the tables",
 			errPreRelease, at.version)
 	}
+	if err != nil || s.version == versionTable {
+		return at, err
+	}
+	files, err := migrate.FindMigrations(s.files)
+	if err == nil {
+		err = at.checkNames(files)
+	}
 	return at, err
 }
 
-const sqlReadState = `SELECT version, coalesce(to_jsonb(v) ->> 'parts', ''), coalesce(obj_description(v.tableoid, 'pg_class'), '') FROM {schema}.`
+const sqlReadState = `SELECT version, coalesce(to_jsonb(v) ->> 'parts', ''), coalesce(obj_description(v.tableoid, 'pg_class'), ''),
+	coalesce(to_jsonb(v) ->> 'names', '') FROM {schema}.`
 
 // releaseMark is the comment that the first migration puts on the version table.
 const releaseMark = "sagamill migrations"
