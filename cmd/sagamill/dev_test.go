@@ -62,7 +62,7 @@ func TestInitWritesAServiceThatWorks(t *testing.T) {
 		t.Fatal(err)
 	}
 	dir := t.TempDir()
-	if code, out := runIn(t, dir, "init -replace "+root+" my-shop"); code != 0 || !strings.Contains(out, "saga show order-1 -schema my_shop") {
+	if code, out := runIn(t, dir, "init -replace "+root+" my-shop"); code != 0 || !strings.HasSuffix(out, "saga show order-1\n") {
 		t.Fatalf("init: %d\n%s", code, out)
 	}
 	for _, command := range []string{"go mod tidy", "go vet ./...", "go test ./...", "go tool sagamill version"} {

@@ -54,8 +54,8 @@ func initService(_ context.Context, c *cli.Call) error {
   go tool sagamill dev go run .
 
   curl -i localhost:8080/orders -H 'X-Tenant: acme' -H 'Idempotency-Key: order-1' -d '{"item":"book","amount":4200}'
-  go tool sagamill saga show order-1 -schema %[2]s
-`, name, schemaOf(name))
+  go tool sagamill saga show order-1
+`, name)
 	return nil
 }
 
