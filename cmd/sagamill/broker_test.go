@@ -63,7 +63,7 @@ func TestBrokerTellsADescriptionFromATopology(t *testing.T) {
 	file := topologyFile(t, `{"service": "pay", "steps": []}`)
 	var out bytes.Buffer
 	code := run(t.Context(), []string{"broker", "permissions", "-topology", file}, &out, &out)
-	if code != 1 || !strings.Contains(out.String(), "what a service says at /topology is for sagamill topology asyncapi") {
+	if code != 1 || !strings.Contains(out.String(), "what a service says at /topology is for sagamill broker delete and") {
 		t.Errorf("%d %q", code, out.String())
 	}
 }
@@ -131,5 +131,38 @@ func TestBrokerDelete(t *testing.T) {
 	}
 	if got, want := said(0, "delete"), "there is nothing of it\n"; got != want {
 		t.Errorf("once more it says %q, want %q", got, want)
+	}
+}
+
+// The description of a service at /topology names all that is to be deleted.
+func TestBrokerDeletesWhatAServiceDescribes(t *testing.T) {
+	t.Parallel()
+	prefix := rabbittest.Name()
+	queues := []string{prefix + "ordered.pay", prefix + "saga.trip.pay"}
+	exchanges := []string{prefix + "ordered", prefix + "saga.trip"}
+	rabbittest.Delete(t, []string{queues[0], queues[0] + ".dead", queues[1], queues[1] + ".dead"}, exchanges)
+	declared := topologyFile(t, `{"prefix": "`+prefix+`", "services": [{"name": "pay", "listens": ["ordered", "saga.trip"]}]}`)
+	description := topologyFile(t, `{"service": "pay", "prefix": "`+prefix+`", "steps": [{"name": "charge", "action": {"topic": "ordered", "type": "ordered"},
+		"emits": [{"topic": "paid", "type": "paid"}]}], "sagas": [{"name": "trip", "version": 1, "commands": [{"step": "flight", "reply": {"topic": "saga.trip", "type": "saga.reply"}}]}]}`)
+	var out bytes.Buffer
+	for _, args := range [][]string{{"declare", "-topology", declared}, {"delete", "-topology", description}} {
+		out.Reset()
+		if code := run(t.Context(), append([]string{"broker", args[0], "-allow-plaintext", "-amqp", rabbittest.URL()}, args[1:]...), &out, &out); code != 0 {
+			t.Fatalf("%s: exit %d, %s", args[0], code, out.String())
+		}
+	}
+	for _, name := range exchanges {
+		if !strings.Contains(out.String(), "deleted exchange "+name+"\n") {
+			t.Errorf("exchange %s is not deleted:\n%s", name, out.String())
+		}
+	}
+	for _, name := range queues {
+		if !strings.Contains(out.String(), "deleted queue "+name+"\ndeleted queue "+name+".dead\n") {
+			t.Errorf("queue %s is not deleted:\n%s", name, out.String())
+		}
+	}
+	out.Reset()
+	if code := run(t.Context(), []string{"broker", "declare", "-allow-plaintext", "-amqp", rabbittest.URL(), "-topology", description}, &out, &out); code != 1 {
+		t.Errorf("declare of a description: exit %d, %s", code, out.String())
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/sagamill/sagamill/cmd/sagamill/internal/cli"
@@ -18,6 +19,8 @@ import (
 	"github.com/sagamill/sagamill/internal/plaintext"
 	"github.com/sagamill/sagamill/internal/strictjson"
 	"github.com/sagamill/sagamill/rabbitmq"
+	"github.com/sagamill/sagamill/saga"
+	"github.com/sagamill/sagamill/topology"
 )
 
 // maxTopology is how long a topology may be, in bytes.
@@ -35,8 +38,9 @@ func Commands() []cli.Command {
 // topologyForm shows what a file with a topology looks like.
 const topologyForm = `{"prefix": "shop.", "services": [{"name": "order", "publishes": ["…"], "listens": ["…"]}]}`
 
-// readTopology reads the file called name, or standard input for -.
-func readTopology(c *cli.Call, name string) (t rabbitmq.Topology, err error) {
+// readTopology reads the file called name, or standard input for -. If described is true, the file may be the description
+// of a service instead.
+func readTopology(c *cli.Call, name string, described bool) (t rabbitmq.Topology, err error) {
 	if name == "" {
 		return t, errors.New("say which with -topology: a file with " + topologyForm)
 	}
@@ -50,6 +54,10 @@ func readTopology(c *cli.Call, name string) (t rabbitmq.Topology, err error) {
 		in = file
 	}
 	text, err := io.ReadAll(io.LimitReader(in, maxTopology))
+	var service topology.Service
+	if described && err == nil && json.Unmarshal(text, &service) == nil && service.Name != "" {
+		return topologyOf(&service), nil
+	}
 	if err == nil {
 		err = strictjson.Unmarshal(text, &t)
 	}
@@ -57,7 +65,7 @@ func readTopology(c *cli.Call, name string) (t rabbitmq.Topology, err error) {
 		known := json.NewDecoder(bytes.NewReader(text))
 		known.DisallowUnknownFields()
 		if err = known.Decode(&rabbitmq.Topology{}); err != nil {
-			err = fmt.Errorf("%w: it is not of the form %s; what a service says at /topology is for sagamill topology asyncapi", err, topologyForm)
+			err = fmt.Errorf("%w: it is not of the form %s; what a service says at /topology is for sagamill broker delete and sagamill topology asyncapi", err, topologyForm)
 		}
 	}
 	if err == nil && len(t.Services) == 0 {
@@ -67,6 +75,38 @@ func readTopology(c *cli.Call, name string) (t rabbitmq.Topology, err error) {
 		return t, fmt.Errorf("topology %s: %w", name, err)
 	}
 	return t, nil
+}
+
+// topologyOf returns the topology of a service that has described itself. It is not for permissions, because a service need
+// not describe all that it publishes. It is not for declarations either: a description lacks SingleActiveConsumer.
+func topologyOf(s *topology.Service) rabbitmq.Topology {
+	of := rabbitmq.Service{Name: s.Name}
+	publish := func(messages ...topology.Message) {
+		for _, m := range messages {
+			of.Publishes = append(of.Publishes, m.Topic)
+		}
+	}
+	publish(s.Emits...)
+	for _, step := range s.Steps {
+		of.Listens = append(of.Listens, step.Action.Topic)
+		if step.Compensation != nil {
+			of.Listens = append(of.Listens, step.Compensation.Topic)
+		}
+		publish(step.Emits...)
+	}
+	for _, v := range s.Sagas {
+		of.Listens = append(of.Listens, saga.Topic(v.Name))
+		for _, command := range v.Commands {
+			if command.Message != nil {
+				publish(*command.Message)
+			}
+		}
+	}
+	for _, topics := range []*[]string{&of.Publishes, &of.Listens} {
+		slices.Sort(*topics)
+		*topics = slices.DeleteFunc(slices.Compact(*topics), func(topic string) bool { return topic == "" })
+	}
+	return rabbitmq.Topology{Prefix: s.Prefix, Services: []rabbitmq.Service{of}}
 }
 
 // brokerPermissions prints commands without passwords. The commands that make users ask for a
@@ -83,7 +123,7 @@ func brokerPermissions(_ context.Context, c *cli.Call) error {
 			return fmt.Errorf("AMQP_URL: %w; mend it, or name the virtual host by -vhost", err)
 		}
 	}
-	t, err := readTopology(c, *name)
+	t, err := readTopology(c, *name, false)
 	if err != nil {
 		return err
 	}
@@ -121,8 +161,8 @@ func findVirtualHost(list string) (string, error) {
 func quoteShell(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
 
 // parseBroker reads the command line of a command that asks the broker about a topology. It returns
-// the broker's URL, and the topology after a check of its names.
-func parseBroker(c *cli.Call) (at string, t rabbitmq.Topology, err error) {
+// the broker's URL, and the topology after a check of its names. described is that of readTopology.
+func parseBroker(c *cli.Call, described bool) (at string, t rabbitmq.Topology, err error) {
 	name := c.Flags.String("topology", "", "file that says what each service publishes and listens to; - for standard input")
 	c.Flags.StringVar(&at, "amqp", os.Getenv("AMQP_URL"), "URL of RabbitMQ, or several with commas between them; default: AMQP_URL")
 	if err := c.ParseFlags(); err != nil {
@@ -134,14 +174,14 @@ func parseBroker(c *cli.Call) (at string, t rabbitmq.Topology, err error) {
 	if err := plaintext.Broker(at); err != nil && !c.AllowsPlaintext() {
 		return "", t, fmt.Errorf("-amqp, or AMQP_URL without it: %w", err)
 	}
-	if t, err = readTopology(c, *name); err == nil {
+	if t, err = readTopology(c, *name, described); err == nil {
 		_, err = t.Permissions() // checks the names
 	}
 	return at, t, err
 }
 
 func brokerDeclare(ctx context.Context, c *cli.Call) error {
-	at, t, err := parseBroker(c)
+	at, t, err := parseBroker(c, false)
 	if err != nil {
 		return err
 	}
@@ -165,7 +205,7 @@ func brokerDelete(ctx context.Context, c *cli.Call) error {
 	c.Flags.BoolVar(&opts.Force, "force", false, "delete queues with the messages that they hold, and under their consumers")
 	c.Flags.BoolVar(&opts.DryRun, "n", false, "say what would be done, and do nothing")
 	c.Flags.BoolVar(&opts.DryRun, "dry-run", false, "as -n")
-	at, t, err := parseBroker(c)
+	at, t, err := parseBroker(c, true)
 	if err != nil {
 		return err
 	}
