@@ -27,6 +27,13 @@ func TestRetryingAllThatHang(t *testing.T) {
 	for _, key := range keys { // nobody has a queue for the hotel: its commands are lost
 		d.sees(saga.Address{Key: key, Path: "2.1"}, "hotel running")
 	}
+	d.await("the relay has read all commands for the hotel", func() bool {
+		var held int
+		if err := d.db.QueryRow(t.Context(), "SELECT count(*) FROM "+d.schema+".outbox_held WHERE topic = 'hotel.book'").Scan(&held); err != nil {
+			t.Fatal(err)
+		}
+		return held == len(keys)
+	})
 	d.exec("UPDATE {schema}.saga SET updated_at = clock_timestamp() - interval '1 hour'")
 	d.exec("DELETE FROM {schema}.outbox_held")
 	hangs, retry := operator.InstanceFilter{Silent: time.Minute}, operator.Decision{Verb: operator.VerbRetry, Step: "hotel", By: "ann", Why: "its queue was deleted"}
