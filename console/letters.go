@@ -62,12 +62,23 @@ func (s *letterSearch) fields() map[string]*string {
 		"topic": &s.Topic, "step": &s.Step, "reason": &s.Reason, "fingerprint": &s.Fingerprint, "error": &s.Error, "age": &s.Age}
 }
 
+// In returns the name of the place that the search names, as the form of a search has it; "": none, or several.
+func (s *letterSearch) In() string {
+	if s.Database == "" || s.Schema == "" {
+		return ""
+	}
+	return s.Database + "/" + s.Schema
+}
+
 // Padded returns the names of the conditions with a blank at an end.
 func (s *letterSearch) Padded() []string { return listPadded(s.fields()) }
 
 func parseLetterSearch(values url.Values) (*letterSearch, error) {
 	s := &letterSearch{}
 	readFields(s.fields(), values)
+	if in := values.Get("in"); in != "" { // as the form of a search names a schema
+		s.Database, s.Schema, _ = strings.Cut(in, "/")
+	}
 	f := operator.Filter{Scope: s.Scope, Key: s.Key, Topic: s.Topic, Step: s.Step, Reason: operator.Reason(s.Reason), Fingerprint: s.Fingerprint, Error: s.Error}
 	if s.Step == withoutStep {
 		f.Step, f.NoStep = "", true

@@ -74,7 +74,7 @@ func TestGroupsLeadToTheirLetters(t *testing.T) {
 	}
 	for query, want := range map[string]string{"side=outbox": ">3</strong> letters in 2 groups<", "reason=attempts-exhausted": ">5</strong> letters in 2", "topic=none": "No message matches",
 		"key=k0001&scope=acme": ">1</strong> letter in", "age=1h": "No message matches", "age=10m": ">8</strong>", "step=%28none%29": ">2</strong>", "error=declined": ">2</strong>",
-		"database=main&schema=" + f.schema: ">8</strong>"} {
+		"database=main&schema=" + f.schema: ">8</strong>", "in=" + url.QueryEscape("main/"+f.schema): ">8</strong>", "in=main%2Fnone": "There is no schema"} {
 		if _, text := f.get(t, "/dead?"+query); !strings.Contains(text, want) {
 			t.Errorf("dead?%s lacks %q: %s", query, want, text)
 		}
