@@ -48,13 +48,13 @@ type letterPageView struct {
 }
 
 func (v *letterPageView) pageTitle() string {
-	return fmt.Sprintf("Letter %d of the %s", v.ID, v.Side)
+	return fmt.Sprintf("Message %d of the %s", v.ID, v.Side)
 }
 
 // findLetter returns the side and the letter that the values name.
 func (c *Console) findLetter(ctx context.Context, search *letterSearch) (side letterSide, l operator.DeadLetter, err error) {
 	if len(search.parsed.IDs) != 1 || search.Side == "" {
-		return side, l, badRequest("The address does not name a letter: it needs database, schema, side and id.")
+		return side, l, badRequest("The address does not name a message: it needs database, schema, side and id.")
 	}
 	sides, _, err := c.chooseSides(ctx, search)
 	if err != nil {
@@ -348,7 +348,7 @@ type editView struct {
 	IdentityNote bool
 }
 
-func (v *editView) pageTitle() string { return fmt.Sprintf("Edit letter %d", v.ID) }
+func (v *editView) pageTitle() string { return fmt.Sprintf("Edit message %d", v.ID) }
 
 // newEditView returns the form with the letter as it is.
 func (c *Console) newEditView(ctx context.Context, r *request) (*editView, error) {

@@ -25,10 +25,10 @@ func (c *Console) letterKinds() []*changeKind {
 				return nil, err
 			}
 			if !search.narrows() {
-				return nil, badRequest("The search picks every letter of every schema: name a schema, a topic, a step, a reason or another condition first.")
+				return nil, badRequest("The search picks every message of every schema: name a schema, a topic, a step, a reason or another condition first.")
 			}
 			if search.State != "" && search.state() != verb.of {
-				return nil, badRequest(fmt.Sprintf("This change is for letters that are %s.", verb.of))
+				return nil, badRequest(fmt.Sprintf("This change is for messages that are %s.", verb.of))
 			}
 			if verb.side != "" && search.Side == "" {
 				search.Side = string(verb.side)
@@ -59,14 +59,14 @@ type letterVerbKind struct {
 }
 
 var letterChanges = map[string]letterVerbKind{
-	"redrive": {"Redrive", operator.StateDead, "", RoleOperator, "Each letter is retried with all its attempts, and actions before compensations. A letter whose step is done is removed. " +
-		"A letter of the outbox is published again, behind later messages of its ordering key.", previewRedrive, applyRedrive, false},
-	"discard": {"Discard", operator.StateDead, "", RoleAdmin, "The letters are removed for good and never run. The saga of a letter waits until its deadline. This cannot be undone.",
+	"redrive": {"Redrive", operator.StateDead, "", RoleOperator, "Each message is retried with all its attempts, and actions before compensations. A message whose step is done is removed. " +
+		"A message of the outbox is published again, after later messages of its ordering key.", previewRedrive, applyRedrive, false},
+	"discard": {"Discard", operator.StateDead, "", RoleAdmin, "The messages are removed permanently and never run. The saga of a message waits until its deadline. This cannot be undone.",
 		previewLetters, applyDiscard, true},
 	"retry": {"Retry now", operator.StateRetrying, operator.Inbox, RoleOperator, "Each message is due at once. Its attempts stay counted. A message that runs at this moment is left alone.",
 		previewLetters, applyRetry, false},
 	"bury": {"Bury", operator.StateRetrying, "", RoleOperator, "The messages become dead letters before their attempts are used up. A dead letter of the inbox can be edited, redriven or discarded, and " +
-		"its saga waits until its deadline. A dead message of the outbox can be redriven or discarded, and the relay publishes the messages behind it.", previewLetters, applyBury, false},
+		"its saga waits until its deadline. A dead message of the outbox can be redriven or discarded, and the relay publishes the messages that waited for it.", previewLetters, applyBury, false},
 }
 
 // A letterChange changes all letters that a filter picks.
@@ -206,7 +206,7 @@ func previewRedrive(ctx context.Context, l *letterChange, side letterSide, d *op
 		addReason(&p.Effects, says, n)
 	}
 	if count > predicted {
-		addReason(&p.Effects, fmt.Sprintf("Their outcomes are not predicted: a preview reads %d letters of a side.", maxPredicted), count-predicted)
+		addReason(&p.Effects, fmt.Sprintf("Their outcomes are not predicted: a preview reads %d messages of a side.", maxPredicted), count-predicted)
 	}
 	p.Count += max(count, predicted) - stays.Left()
 	return nil
@@ -323,14 +323,14 @@ func (c *Console) editKind() *changeKind {
 			return nil, err
 		}
 		if len(search.parsed.IDs) != 1 || search.Side != string(operator.Inbox) {
-			return nil, badRequest("An edit needs the database, the schema and the id of a letter of the inbox.")
+			return nil, badRequest("An edit needs the database, the schema and the id of a message of the inbox.")
 		}
 		sides, _, err := c.chooseSides(ctx, search)
 		if err != nil {
 			return nil, err
 		}
 		if len(sides) != 1 {
-			return nil, badRequest("An edit needs the database and the schema of its letter.")
+			return nil, badRequest("An edit needs the database and the schema of its message.")
 		}
 		e := &editChange{console: c, side: sides[0], id: search.parsed.IDs[0], notJSON: params.Get("notjson") != ""}
 		for name, field := range map[string]**string{"payload": &e.payload, "headers": &e.headers} {
@@ -440,7 +440,7 @@ func parseHeaders(text string) (map[string]string, error) {
 func explainEdit(err error) error {
 	switch {
 	case errors.Is(err, operator.ErrIdentity):
-		return wrongInput("Key and scope are the identity of a letter that has a step, and cannot be edited: %s", afterLast(err.Error(), ": "))
+		return wrongInput("Key and scope are the identity of a message that has a step, and cannot be edited: %s", afterLast(err.Error(), ": "))
 	case errors.Is(err, operator.ErrInvalidEdit):
 		return wrongInput("The edit is refused: %s.", strings.TrimPrefix(err.Error(), operator.ErrInvalidEdit.Error()+": "))
 	}

@@ -91,7 +91,7 @@ func parseLetterSearch(values url.Values) (*letterSearch, error) {
 	switch f.State = operator.State(s.State); f.State {
 	case "", operator.StateDead, operator.StateRetrying:
 	default:
-		return nil, badRequest(fmt.Sprintf("There is no state %.40q: a letter is dead or retrying.", s.State))
+		return nil, badRequest(fmt.Sprintf("There is no state %.40q: a message is dead or retrying.", s.State))
 	}
 	if s.ID != "" {
 		id, err := parseLetterID(s.ID)
@@ -492,6 +492,6 @@ func (c *Console) countLetters(ctx context.Context, r *request) (any, error) {
 
 // errNoLetter is the page of a letter that is gone.
 func errNoLetter(side operator.Side, id int64) *pageError {
-	return &pageError{Status: http.StatusNotFound, What: fmt.Sprintf("The %s has no letter %d any more: it was redriven and handled, or discarded.", side, id),
+	return &pageError{Status: http.StatusNotFound, What: fmt.Sprintf("The %s has no parked message %d any more: it was redriven and handled, or discarded.", side, id),
 		Advice: "The journal says who has changed it.", LinkText: "Journal of it", Link: "journal?" + url.Values{"side": {string(side)}, "id": {strconv.FormatInt(id, 10)}}.Encode()}
 }

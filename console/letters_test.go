@@ -59,7 +59,7 @@ func TestGroupsLeadToTheirLetters(t *testing.T) {
 	f.exec(t, "UPDATE {schema}.outbox_held SET step = 'pack' WHERE key = 'o0001'")
 	response, text := f.get(t, "/dead")
 	links := groupLink.FindAllStringSubmatch(text, -1)
-	if response.StatusCode != http.StatusOK || len(links) != 4 || !strings.Contains(text, "<strong class=\"num\">8</strong> letters in 4 groups") {
+	if response.StatusCode != http.StatusOK || len(links) != 4 || !strings.Contains(text, "<strong class=\"num\">8</strong> messages in 4 groups") {
 		t.Fatalf("the groups = %d with %d links: %s", response.StatusCode, len(links), text)
 	}
 	for i, want := range []string{"k0003 k0004 k0005", "k0001 k0002", "o0002 o0003", "o0001"} {
@@ -72,8 +72,8 @@ func TestGroupsLeadToTheirLetters(t *testing.T) {
 			t.Errorf("the link of group %d, %s, leads to %q, want %q", i, links[i][1], got, want)
 		}
 	}
-	for query, want := range map[string]string{"side=outbox": ">3</strong> letters in 2 groups<", "reason=attempts-exhausted": ">5</strong> letters in 2", "topic=none": "No message matches",
-		"key=k0001&scope=acme": ">1</strong> letter in", "age=1h": "No message matches", "age=10m": ">8</strong>", "step=%28none%29": ">2</strong>", "error=declined": ">2</strong>",
+	for query, want := range map[string]string{"side=outbox": ">3</strong> messages in 2 groups<", "reason=attempts-exhausted": ">5</strong> messages in 2", "topic=none": "No message matches",
+		"key=k0001&scope=acme": ">1</strong> message in", "age=1h": "No message matches", "age=10m": ">8</strong>", "step=%28none%29": ">2</strong>", "error=declined": ">2</strong>",
 		"database=main&schema=" + f.schema: ">8</strong>", "in=" + url.QueryEscape("main/"+f.schema): ">8</strong>", "in=main%2Fnone": "There is no schema"} {
 		if _, text := f.get(t, "/dead?"+query); !strings.Contains(text, want) {
 			t.Errorf("dead?%s lacks %q: %s", query, want, text)
@@ -168,7 +168,7 @@ func TestALetterIsShownRedactedAndLimited(t *testing.T) {
 	f.exec(t, `UPDATE {schema}.parked SET payload = convert_to('{"card":"pan4711","more":"' || repeat('x', 3000) || '"}', 'UTF8'), header_values = '{pan4711,pay}', stack = 'goroutine 1' WHERE id = 1`)
 	f.exec(t, `INSERT INTO {schema}.inbox (scope, key, step, n, state, attempts, digest) VALUES ('acme', 'k0001', 'charge', '1', 'dead', 5, sha256('x')), ('acme', 'k0001', 'book', '1', 'done', 1, sha256('x'))`)
 	_, text := f.get(t, f.letterPath("letter", 1))
-	for _, want := range []string{"####", "Only the first 2 KiB of 3 KiB are shown", "goroutine 1", "order 1 not found", "What a redrive would do", "this letter", ">book", "saga?database=main&amp;key=k0001&amp;schema=" + f.schema + "&amp;scope=acme"} {
+	for _, want := range []string{"####", "Only the first 2 KiB of 3 KiB are shown", "goroutine 1", "order 1 not found", "What a redrive would do", "this message", ">book", "saga?database=main&amp;key=k0001&amp;schema=" + f.schema + "&amp;scope=acme"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("the page lacks %q: %s", want, text)
 		}

@@ -510,7 +510,7 @@ func TestKeysWithBlanksAroundThemAreFound(t *testing.T) {
 	f.exec(t, `UPDATE {schema}.outbox SET key = $1, scope = ' acme '`, key)
 	f.exec(t, `INSERT INTO {schema}.saga_journal (scope, key, path, verb, who, why) VALUES (' acme ', $1, '', 'retry', ' ann ', 'why')`, key)
 	search := buildTestQuery("key", key, "scope", " acme ")
-	for path, want := range map[string]string{"/sagas?" + search: "<td>trip <span", "/letters?" + search: ">charge<", "/dead?" + search: ">1</strong> letter in", "/outbox?place=log&" + search: "place-stored",
+	for path, want := range map[string]string{"/sagas?" + search: "<td>trip <span", "/letters?" + search: ">charge<", "/dead?" + search: ">1</strong> message in", "/outbox?place=log&" + search: "place-stored",
 		"/requests?" + search: "", "/journal?" + buildTestQuery("by", " ann "): ">retry<"} {
 		_, text := f.get(t, path)
 		if contains(t, text, "There is a blank at the beginning or the end of: ", want); strings.Contains(text, "matches.</p>") {

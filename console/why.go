@@ -222,6 +222,9 @@ type wayLine struct {
 	Link  string // below the base; "": none
 }
 
+// Later reports whether the line is at least a millisecond after the one before.
+func (l wayLine) Later() bool { return l.After >= time.Millisecond }
+
 // collectWay puts what the tables of all places have of the key into the order of time.
 func (v *whyView) collectWay(e *operator.Explanation) {
 	add := func(at time.Time, where, what, text, link string) {
@@ -255,7 +258,9 @@ func (v *whyView) collectWay(e *operator.Explanation) {
 				continue
 			}
 			step := formatStep(s.Step, s.N)
-			add(s.CreatedAt, part.Name, "step", fmt.Sprintf("step %s was tried first", step), "")
+			if s.UpdatedAt.After(s.CreatedAt) {
+				add(s.CreatedAt, part.Name, "step", fmt.Sprintf("step %s was tried first", step), "")
+			}
 			add(s.UpdatedAt, part.Name, "step", fmt.Sprintf("step %s is %s after %s", step, s.State, formatPlural(s.Attempts+s.UndoAttempts, "attempt", "attempts")), "")
 		}
 		for i := range part.Inbox.Letters {

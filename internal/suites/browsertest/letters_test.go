@@ -55,7 +55,7 @@ func TestAPoisonMessageIsMendedAndRedriven(t *testing.T) {
 	w.see("Dead letters of steps wait for a person.")
 	w.press("Dead letters of steps wait")
 	w.press("order.created")
-	w.press("letter 1") // what cannot be read has no key
+	w.press("message 1") // what cannot be read has no key
 	w.see("12,50")
 	w.screenshot("letter")
 	w.press("Edit…")
@@ -79,7 +79,7 @@ func TestAPoisonMessageIsMendedAndRedriven(t *testing.T) {
 	w.check("SELECT string_agg(who || ' ' || verb, ', ' ORDER BY id) FROM payments.operator_journal", "ann dead edit, ann dead redrive")
 }
 
-// A release of the consumer does not know a message. A person finds its letters in one group, and redrives them when the
+// A release of the consumer does not know a message. A person finds its dead letters in one group, and redrives them when the
 // right release runs.
 func TestLettersOfAWrongDeployAreRedriven(t *testing.T) {
 	t.Parallel()
@@ -99,7 +99,7 @@ func TestLettersOfAWrongDeployAreRedriven(t *testing.T) {
 	stopWrong()
 
 	w.open("dead")
-	w.see("7 letters in 1 group")
+	w.see("7 messages in 1 group")
 	w.see("type-unknown")
 	w.screenshot("group")
 	w.serve(sagamill.Config{Name: "payments", Steps: []consumer.Step{refund, pay}})
@@ -163,9 +163,9 @@ func TestCallsInDoubtAreRedrivenAfterAnOutage(t *testing.T) {
 	w.check("SELECT count(*) FROM payments.effect", "0")
 
 	w.open("dead")
-	w.see("5 letters")
+	w.see("5 messages")
 	w.screenshot("groups")
-	w.press("List the letters")
+	w.press("List the messages")
 	w.press("order-001")
 	w.see("An attempt may have had an effect outside the database.")
 	w.screenshot("doubt")
