@@ -2,6 +2,7 @@ package console
 
 import (
 	"encoding/json"
+	"slices"
 	"strings"
 
 	"github.com/sagamill/sagamill/operator"
@@ -84,6 +85,17 @@ func (c *Console) redactRefusals(name string, counts map[string]int) map[string]
 // errorFields are the members of the filter of an entry of the journal that have a part of an error, by the beginning of
 // the verb. A filter of the outbox calls it a reason.
 var errorFields = map[string]string{"dead ": "error", "outbox ": "reason"}
+
+// redactRun redacts what a person has written, and the part of an error that the person has searched for.
+func (c *Console) redactRun(v *runView) {
+	v.Why = c.redactText(KindReason, "", v.Why)
+	v.Conditions = slices.Clone(v.Conditions)
+	for i := range v.Conditions {
+		if one := &v.Conditions[i]; one.Name == "error" {
+			one.Value = c.redactText(KindError, "", one.Value)
+		}
+	}
+}
 
 // redactActivity redacts what a person has written, and the part of an error that the person has searched for.
 func (c *Console) redactActivity(a *operator.Activity) {

@@ -148,7 +148,7 @@ func TestRedactGetsEverything(t *testing.T) {
 	}
 	f := newFixture(t, RoleAdmin, hidden)
 	f.putSecrets(t)
-	redrive := f.previewToken(t, "/change/redrive?side=inbox&schema="+f.schema)
+	redrive := f.previewToken(t, "/change/redrive?side=inbox&error=hide-me-error&schema="+f.schema)
 	form := confirmation(redrive, 2)
 	form.Set("why", "hide-me-run")
 	response, text := f.post(t, "/change/redrive", form, nil)

@@ -282,7 +282,7 @@ func (c *Console) showRuns(context.Context, *request) (any, error) {
 	views := []*runView{}
 	for _, r := range c.runs.list() {
 		v := r.snapshot()
-		v.Why = c.redactText(KindReason, "", v.Why)
+		c.redactRun(v)
 		views = append(views, v)
 	}
 	return views, nil
@@ -293,12 +293,13 @@ func (c *Console) showRun(ctx context.Context, r *request) (any, error) {
 	if found == nil {
 		shown, err := c.showRunElsewhere(ctx, r)
 		if v, ok := shown.(*runView); ok {
-			v.Why = c.redactText(KindReason, "", v.Why)
+			c.redactRun(v)
 		}
 		return shown, err
 	}
 	v := found.snapshot()
-	v.Why, v.Refusals = c.redactText(KindReason, "", v.Why), sortReasons(c.redactRefusals("", v.Tally.Refused))
+	c.redactRun(v)
+	v.Refusals = sortReasons(c.redactRefusals("", v.Tally.Refused))
 	may := r.role >= found.change.role()
 	v.CanPause, v.CanResume = may && v.State == runActive, may && (v.State == runPaused || v.State == runFailed)
 	return v, nil
