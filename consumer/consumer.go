@@ -90,12 +90,12 @@ func New(db *pgxpool.Pool, sub message.Subscriber, steps []Step, opts *Options) 
 		}
 	}
 	marker, ok := sub.(RedeliveryMarker)
-	c.wireStations(db, writer, routes, ok && marker.MarksRedelivered())
+	c.connectStages(db, writer, routes, ok && marker.MarksRedelivered())
 	return c, nil
 }
 
-// wireStations makes the stages. Each one knows those behind it, and none before it.
-func (c *Consumer) wireStations(db *pgxpool.Pool, writer *outbox.Writer, routes map[routeKey]route, marked bool) {
+// connectStages makes the stages. Each one knows those behind it, and none before it.
+func (c *Consumer) connectStages(db *pgxpool.Pool, writer *outbox.Writer, routes map[routeKey]route, marked bool) {
 	o := &c.opts
 	sql, retention := newQueries(o.Schema), newRetentionQueries(o.Schema)
 	reporter := &reporter{observer: o.Observer, log: o.Logger, counters: c.counters}

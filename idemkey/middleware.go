@@ -94,13 +94,13 @@ func (m *Middleware) Handler(next http.Handler) http.Handler {
 			next.ServeHTTP(w, r)
 			return
 		}
-		m.serveStations(w, r, next, site)
+		m.serveStages(w, r, next, site)
 	})
 }
 
-// serveStations takes a covered request through the stages: receive, claim, execute, record. Clients observe
+// serveStages takes a covered request through the stages: receive, claim, execute, record. Clients observe
 // their order. A panic goes on to the caller, after the key was released and the request was reported.
-func (m *Middleware) serveStations(w http.ResponseWriter, r *http.Request, next http.Handler, site mountStack) {
+func (m *Middleware) serveStages(w http.ResponseWriter, r *http.Request, next http.Handler, site mountStack) {
 	q := newRequest(m, w, r)
 	defer q.reportEvent(context.WithoutCancel(r.Context()))
 	claims := &claimer{request: q}

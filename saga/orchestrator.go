@@ -54,7 +54,7 @@ func NewOrchestrator(db *pgxpool.Pool, sub message.Subscriber, plans []Plan, opt
 	if err != nil {
 		return nil, err
 	}
-	o.connectStations(writer)
+	o.connectStages(writer)
 	if o.opts.NamedReplies {
 		o.opts.Consumer.Verify = o.receiver.verifyAfter(o.opts.Consumer.Verify)
 	}
@@ -64,8 +64,8 @@ func NewOrchestrator(db *pgxpool.Pool, sub message.Subscriber, plans []Plan, opt
 	return o, nil
 }
 
-// connectStations makes the stages: replies, timers and housekeeping all lead to the decider.
-func (o *Orchestrator) connectStations(writer *outbox.Writer) {
+// connectStages makes the stages: replies, timers and housekeeping all lead to the decider.
+func (o *Orchestrator) connectStages(writer *outbox.Writer) {
 	log := o.opts.Logger
 	o.sql = newStatements(o.opts.Schema)
 	d := &decider{counters: &o.counters, log: log}
