@@ -252,7 +252,7 @@ func TestARunIsPausedAndGoesOn(t *testing.T) {
 	if entries, _ := f.journaled(t); paused.State != runPaused || paused.Tally.Done != entries || entries > 1 {
 		t.Fatalf("the run is %s with %d done, the journal has %d entries", paused.State, paused.Tally.Done, entries)
 	}
-	if _, text := f.get(t, path); !strings.Contains(text, "Go on") {
+	if _, text := f.get(t, path); !strings.Contains(text, "Continue") {
 		t.Errorf("the page of the paused run has no way on: %s", text)
 	}
 	f.console.runs.find(id).options.Rate = 0

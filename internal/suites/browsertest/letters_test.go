@@ -219,7 +219,7 @@ func TestManyLettersAreRedrivenAfterAFix(t *testing.T) {
 	if left := w.query(letters); left == "0" {
 		t.Error("nothing is left of a run that was paused")
 	}
-	w.press("Go on")
+	w.press("Continue")
 	w.see("running by ann")
 	w.press("Pause")
 	w.see("paused by ann")
