@@ -47,7 +47,7 @@ var statedDefaults = []statedDefault{
 }
 
 // foreignDefaults are defaults of other programs, and results of calculations.
-var foreignDefaults = []string{"8 GB by default", "*`net_ticktime`* is 60 s by default", "1 MB by default: refused after three tries"}
+var foreignDefaults = []string{"8 GB by default", "*`net_ticktime`* is 60 s by default"}
 
 // byDefault matches a number, or "a day" and the like, with its "by default".
 var byDefault = regexp.MustCompile(`(?:\d[\d.,]*|an?|five)(?: [A-Za-z]+){0,3},? by default`)
