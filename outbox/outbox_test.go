@@ -237,24 +237,29 @@ func TestARolledBackMessageIsNeverPublished(t *testing.T) {
 // over, neither for the smaller ids of its messages nor for its own.
 func TestAMessageThatCommitsLateIsPublished(t *testing.T) {
 	t.Parallel()
-	f := newFixture(t)
-	late, err := f.pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer late.Rollback(context.WithoutCancel(t.Context()))
-	if err := f.writer.Write(t.Context(), late, msg("late", "late")); err != nil {
-		t.Fatal(err)
-	}
-	f.write(t, msg("early", "early"))
-	r := f.relay(t, RelayOptions{})
-	mustSettle(t, r)
-	if err := late.Commit(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	mustSettle(t, r)
-	if got := f.broker.payloads(); !slices.Equal(got, []string{"early", "late"}) {
-		t.Errorf("published %q, want early and then late", got)
+	for name, window := range map[string]int{"read": 0, "listed first": smallDifference / 2} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFixture(t)
+			late, err := f.pool.Begin(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer late.Rollback(context.WithoutCancel(t.Context()))
+			if err := f.writer.Write(t.Context(), late, msg("late", "late")); err != nil {
+				t.Fatal(err)
+			}
+			f.write(t, msg("early", "early"))
+			r := f.relay(t, RelayOptions{Window: window})
+			mustSettle(t, r)
+			if err := late.Commit(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			mustSettle(t, r)
+			if got := f.broker.payloads(); !slices.Equal(got, []string{"early", "late"}) {
+				t.Errorf("published %q, want early and then late", got)
+			}
+		})
 	}
 }
 
