@@ -417,4 +417,8 @@ func TestLettersAndMessagesLeadToTraces(t *testing.T) {
 			t.Errorf("%s does not lead to trace %s first: %s", path, id, text)
 		}
 	}
+	head := `<a href="https://traces.example/` + strings.Repeat("a", 32) + `" rel="noreferrer">Trace of the first message</a>`
+	if _, text := f.get(t, "/saga?key=c&scope=acme"); !strings.Contains(text, head) {
+		t.Errorf("the head of the saga does not lead to the trace of its first message: %s", text)
+	}
 }
