@@ -19,7 +19,11 @@ import (
 // A Database is a database that a console shows.
 type Database struct {
 	Name string        // in pages and URLs: letters, digits, dots, underscores and dashes
-	Pool *pgxpool.Pool // its role may be a reader; changes need the rights of an operator
+	Pool *pgxpool.Pool // for pages and previews: a role that is a member of sagamill_reader is enough
+
+	// Operator is for changes, on the same server: a role that is a member of sagamill_operator is enough. Default: Pool,
+	// whose role must then be a member of both.
+	Operator *pgxpool.Pool
 
 	// Schemas are the schemas to show. Default: each that has tables of sagamill when a page is read.
 	Schemas []string

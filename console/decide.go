@@ -122,7 +122,7 @@ const undecided = "preview"
 
 func (d *decideChange) preview(ctx context.Context) (p preview, err error) {
 	for _, at := range d.chosen {
-		n, err := at.instances(undecided, undecided)
+		n, err := at.instances()
 		if err != nil {
 			return p, err
 		}
@@ -192,7 +192,7 @@ func (d *decideChange) apply(ctx context.Context, o *applyOptions, progress func
 		if filter.UnchangedSince, err = o.momentOf(at); err != nil {
 			return total, errLateSchema
 		}
-		n, err := at.instances(o.Actor, o.Why)
+		n, err := at.changedInstances(o.Actor, o.Why)
 		if err != nil {
 			return total, err
 		}

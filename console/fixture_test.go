@@ -1,6 +1,7 @@
 package console
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -32,6 +33,8 @@ var pagesOfTests = []string{"/", "/sagas", "/sagas?state=stuck", "/sagas?step=ho
 type fixture struct {
 	pool    *pgxpool.Pool
 	schema  string
+	reader  *pgxpool.Pool // of the console; nil: pool
+	changer *pgxpool.Pool // of the console; nil: reader
 	console *Console
 	url     string
 	browser *http.Client
@@ -44,10 +47,16 @@ func newFixture(t *testing.T, role Role, change func(*Options)) *fixture {
 	t.Helper()
 	pool, schema := pgtest.Schema(t)
 	f := &fixture{pool: pool, schema: schema}
-	f.exec(t, `INSERT INTO {schema}.saga_definition (name, version, hash, plan) VALUES ('trip', 1, 'h', $1)`,
-		`{"name":"trip","version":1,"nodes":[{"name":"flight","kind":"remote","topic":"flight","type":"flight"},{"name":"hotel","kind":"remote","topic":"hotel","type":"hotel"}]}`)
+	f.putDefinition(t)
 	f.start(t, role, change)
 	return f
+}
+
+// putDefinition stores the definition of the sagas.
+func (f *fixture) putDefinition(t *testing.T) {
+	t.Helper()
+	f.exec(t, `INSERT INTO {schema}.saga_definition (name, version, hash, plan) VALUES ('trip', 1, 'h', $1)`,
+		`{"name":"trip","version":1,"nodes":[{"name":"flight","kind":"remote","topic":"flight","type":"flight"},{"name":"hotel","kind":"remote","topic":"hotel","type":"hotel"}]}`)
 }
 
 // start runs a console in front of the fixture's schema, beside the one that runs.
@@ -57,7 +66,7 @@ func (f *fixture) start(t *testing.T, role Role, change func(*Options)) {
 	if change != nil {
 		change(opts)
 	}
-	c, err := New([]Database{{Name: "main", Pool: f.pool, Schemas: []string{f.schema}}}, opts)
+	c, err := New([]Database{{Name: "main", Pool: cmp.Or(f.reader, f.pool), Operator: f.changer, Schemas: []string{f.schema}}}, opts)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -176,7 +176,7 @@ func TestASlowStatementSaysWhatToNarrow(t *testing.T) {
 			t.Errorf("%s = %d, want 503 with %q: %s", path, response.StatusCode, want, text)
 		}
 	}
-	n, err := (&place{Schema: f.schema, pool: f.pool, timeout: 100 * time.Millisecond}).instances("", "")
+	n, err := (&place{Schema: f.schema, pool: f.pool, timeout: 100 * time.Millisecond}).instances()
 	if err != nil {
 		t.Fatal(err)
 	}

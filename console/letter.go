@@ -64,7 +64,7 @@ func (c *Console) findLetter(ctx context.Context, search *letterSearch) (side le
 		return side, l, badRequest("The address does not name one schema: it needs database and schema.")
 	}
 	side = sides[0]
-	d, err := side.letters(side.Side, "", "")
+	d, err := side.read()
 	if err == nil {
 		l, err = d.GetLimited(ctx, search.parsed.IDs[0], maxRead)
 		c.redactLetter(&l)
@@ -130,7 +130,7 @@ func (c *Console) showPayload(v *letterPageView) {
 
 // predict reads what a redrive would do with the letter.
 func (v *letterPageView) predict(ctx context.Context, side letterSide) error {
-	d, err := side.letters(side.Side, "", "")
+	d, err := side.read()
 	if err != nil {
 		return err
 	}

@@ -95,11 +95,11 @@ func (l *letterChange) places() (all []*place) {
 	return all
 }
 
-// eachSide calls do for each side, and skips those that the schema does not have.
-func (l *letterChange) eachSide(by Actor, why string, do func(letterSide, *operator.DeadLetters) error) error {
+// eachSide calls do for each side with what open returns, and skips sides that the schema does not have.
+func (l *letterChange) eachSide(open func(letterSide) (*operator.DeadLetters, error), do func(letterSide, *operator.DeadLetters) error) error {
 	missing := 0
 	for _, side := range l.sides {
-		d, err := side.letters(side.Side, by, why)
+		d, err := open(side)
 		if err == nil {
 			err = do(side, d)
 		}
@@ -114,7 +114,7 @@ func (l *letterChange) eachSide(by Actor, why string, do func(letterSide, *opera
 }
 
 func (l *letterChange) preview(ctx context.Context) (p preview, err error) {
-	err = l.eachSide("", "", func(side letterSide, d *operator.DeadLetters) error {
+	err = l.eachSide(letterSide.read, func(side letterSide, d *operator.DeadLetters) error {
 		return l.verb.preview(ctx, l, side, d, &p)
 	})
 	if l.filter.Fingerprint == "" {
@@ -221,7 +221,7 @@ func addReason(counts *map[string]int, reason string, n int) {
 }
 
 func (l *letterChange) apply(ctx context.Context, o *applyOptions, progress func(tally)) (total tally, err error) {
-	err = l.eachSide(o.Actor, o.Why, func(side letterSide, d *operator.DeadLetters) error {
+	err = l.eachSide(func(side letterSide) (*operator.DeadLetters, error) { return side.change(o.Actor, o.Why) }, func(side letterSide, d *operator.DeadLetters) error {
 		filter := l.filter
 		if filter.UnchangedSince, err = o.momentOf(side.place); err != nil {
 			return errLateSchema

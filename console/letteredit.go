@@ -148,7 +148,7 @@ func explainEdit(err error) error {
 }
 
 func (e *editChange) preview(ctx context.Context) (p preview, err error) {
-	d, err := e.side.letters(e.side.Side, "", "")
+	d, err := e.side.read()
 	if err != nil {
 		return p, err
 	}
@@ -185,7 +185,7 @@ func (e *editChange) apply(ctx context.Context, o *applyOptions, _ func(tally)) 
 	if err != nil {
 		return tally{}, errLateSchema
 	}
-	d, err := e.side.letters(e.side.Side, o.Actor, o.Why)
+	d, err := e.side.change(o.Actor, o.Why)
 	if err != nil {
 		return tally{}, err
 	}

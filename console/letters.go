@@ -32,11 +32,6 @@ const (
 	withoutStep = "(none)"
 )
 
-// letters returns the dead letters of one side of p, for a person and a reason.
-func (p *place) letters(side operator.Side, by Actor, why string) (*operator.DeadLetters, error) {
-	return operator.NewDeadLetters(p.pool, side, &operator.Options{Schema: p.Schema, By: string(by), Why: why, ReadTimeout: p.timeout})
-}
-
 // A letterSearch is which letters a person looks for, as in the URL.
 type letterSearch struct {
 	Database    string
@@ -174,6 +169,16 @@ type letterSide struct {
 	Side operator.Side
 }
 
+// read returns the dead letters of s, to read them.
+func (s letterSide) read() (*operator.DeadLetters, error) {
+	return operator.NewDeadLetters(s.pool, s.Side, &operator.Options{Schema: s.Schema, ReadTimeout: s.timeout})
+}
+
+// change returns the dead letters of s, for a person who changes them for a reason.
+func (s letterSide) change(by Actor, why string) (*operator.DeadLetters, error) {
+	return operator.NewDeadLetters(s.operator, s.Side, &operator.Options{Schema: s.Schema, By: string(by), Why: why, ReadTimeout: s.timeout})
+}
+
 // chooseSides returns the sides that the search is about. Only the inbox has reasons.
 func (c *Console) chooseSides(ctx context.Context, s *letterSearch) (chosen []letterSide, all []*place, err error) {
 	_, all, err = c.choosePlaces(ctx, "")
@@ -267,7 +272,7 @@ func (c *Console) showGroups(ctx context.Context, r *request) (any, error) {
 	v.Problems, err = c.readSides(ctx, sides, func(side letterSide) error {
 		key := search.with("database", side.Database, "schema", side.Schema, "side", string(side.Side))
 		read, err := c.groups.getShared(ctx, key, groupsAge, func(ctx context.Context) (operator.LetterGroups, error) {
-			d, err := side.letters(side.Side, "", "")
+			d, err := side.read()
 			if err != nil {
 				return operator.LetterGroups{}, err
 			}
@@ -437,7 +442,7 @@ func (c *Console) readLetters(ctx context.Context, v *lettersView, side letterSi
 	if v.Next != "" {
 		return nil
 	}
-	d, err := side.letters(side.Side, "", "")
+	d, err := side.read()
 	if err != nil {
 		return err
 	}
@@ -475,7 +480,7 @@ func (c *Console) countLetters(ctx context.Context, r *request) (any, error) {
 			age = groupsAge // there is no index: the errors of all letters are read
 		}
 		count, err := c.counts.getShared(ctx, key, age, func(ctx context.Context) (int, error) {
-			d, err := side.letters(side.Side, "", "")
+			d, err := side.read()
 			if err != nil {
 				return 0, err
 			}

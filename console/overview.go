@@ -90,7 +90,7 @@ func (c *Console) showOverview(ctx context.Context, r *request) (any, error) {
 func (c *Console) followOverview(ctx context.Context, r *request) (any, error) {
 	return c.readOverview(ctx, r, func(ctx context.Context, p *placeView) (operator.Pace, bool, error) {
 		pace, err := c.paces.getShared(ctx, p.Name, paceAge, func(ctx context.Context) (operator.Pace, error) {
-			n, err := p.instances("", "")
+			n, err := p.instances()
 			if err != nil {
 				return operator.Pace{}, err
 			}

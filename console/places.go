@@ -1,6 +1,7 @@
 package console
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net/http"
@@ -22,13 +23,19 @@ type place struct {
 	Label    string // Name, or the schema alone if there is one database
 	Database string
 	Schema   string
-	pool     *pgxpool.Pool
+	pool     *pgxpool.Pool // reads
+	operator *pgxpool.Pool // changes
 	timeout  time.Duration
 }
 
-// instances returns the saga instances of p, for a person and a reason.
-func (p *place) instances(by Actor, why string) (*operator.Instances, error) {
-	return operator.NewInstances(p.pool, &operator.Options{Schema: p.Schema, By: string(by), Why: why, ReadTimeout: p.timeout})
+// instances returns the saga instances of p, to read them.
+func (p *place) instances() (*operator.Instances, error) {
+	return operator.NewInstances(p.pool, &operator.Options{Schema: p.Schema, By: undecided, Why: undecided, ReadTimeout: p.timeout})
+}
+
+// changedInstances returns the saga instances of p, for a person who changes them for a reason.
+func (p *place) changedInstances(by Actor, why string) (*operator.Instances, error) {
+	return operator.NewInstances(p.operator, &operator.Options{Schema: p.Schema, By: string(by), Why: why, ReadTimeout: p.timeout})
 }
 
 // An unreachable is a database whose schemas could not be listed.
@@ -52,7 +59,7 @@ func (c *Console) listPlaces(ctx context.Context) (all []*place, down []unreacha
 			}
 		}
 		for _, schema := range schemas {
-			p := &place{Name: d.Name + "/" + schema, Database: d.Name, Schema: schema, pool: d.Pool, timeout: c.opts.ReadTimeout}
+			p := &place{Name: d.Name + "/" + schema, Database: d.Name, Schema: schema, pool: d.Pool, operator: cmp.Or(d.Operator, d.Pool), timeout: c.opts.ReadTimeout}
 			if p.Label = p.Name; len(c.databases) == 1 {
 				p.Label = schema
 			}

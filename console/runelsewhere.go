@@ -123,7 +123,7 @@ func (d *decideChange) left(ctx context.Context, o *applyOptions) (total int, er
 		if filter.UnchangedSince, err = o.momentOf(at); err != nil {
 			return 0, errLateSchema
 		}
-		n, err := at.instances(undecided, undecided)
+		n, err := at.instances()
 		if err != nil {
 			return 0, err
 		}
@@ -137,7 +137,7 @@ func (d *decideChange) left(ctx context.Context, o *applyOptions) (total int, er
 }
 
 func (l *letterChange) left(ctx context.Context, o *applyOptions) (total int, err error) {
-	err = l.eachSide("", "", func(side letterSide, d *operator.DeadLetters) error {
+	err = l.eachSide(letterSide.read, func(side letterSide, d *operator.DeadLetters) error {
 		filter := l.filter
 		if filter.UnchangedSince, err = o.momentOf(side.place); err != nil {
 			return errLateSchema
@@ -150,7 +150,7 @@ func (l *letterChange) left(ctx context.Context, o *applyOptions) (total int, er
 }
 
 func (e *editChange) left(ctx context.Context, o *applyOptions) (int, error) {
-	d, err := e.side.letters(e.side.Side, "", "")
+	d, err := e.side.read()
 	if err != nil {
 		return 0, err
 	}

@@ -195,7 +195,7 @@ func (c *Console) explainOptions() *operator.ExplainOptions {
 // empty if there is no instance, or if it cannot be read: then the page says so.
 func readRevision(ctx context.Context, places []*place, at operator.Address) string {
 	for _, p := range places {
-		n, err := p.instances("", "")
+		n, err := p.instances()
 		if err != nil {
 			return ""
 		}
@@ -222,7 +222,7 @@ func flagsOf(p *place, databases int) string {
 // findByID completes an address that has the id of an instance.
 func findByID(ctx context.Context, places []*place, a *sagaAddress) error {
 	for _, p := range places {
-		n, err := p.instances("", "")
+		n, err := p.instances()
 		if err != nil {
 			return err
 		}
@@ -296,7 +296,7 @@ func (c *Console) showSaga(ctx context.Context, r *request) (any, error) {
 		return nil, err
 	}
 	if s.home != nil && s.timeline.EndedAt.IsZero() {
-		n, err := s.home.instances("", "")
+		n, err := s.home.instances()
 		if err != nil {
 			return nil, err
 		}

@@ -178,7 +178,7 @@ func (c *Console) readLetter(ctx context.Context, p *place, l *letterView) error
 	if p == nil {
 		return nil
 	}
-	letters, err := operator.NewDeadLetters(p.pool, operator.Inbox, &operator.Options{Schema: p.Schema, ReadTimeout: p.timeout})
+	letters, err := letterSide{p, operator.Inbox}.read()
 	if err != nil {
 		return err
 	}

@@ -244,7 +244,7 @@ func (c *Console) readSagas(ctx context.Context, v *sagasView, places []*place, 
 	}
 	walked := 0
 	for i := begin; i < len(places); i++ {
-		n, err := places[i].instances("", "")
+		n, err := places[i].instances()
 		if err != nil {
 			return nil, err
 		}
@@ -301,7 +301,7 @@ func (c *Console) countSagas(ctx context.Context, r *request) (any, error) {
 	for _, p := range chosen {
 		key.Set("in", p.Name)
 		count, err := c.counts.getShared(ctx, key.Encode(), countAge, func(ctx context.Context) (int, error) {
-			n, err := p.instances("", "")
+			n, err := p.instances()
 			if err != nil {
 				return 0, err
 			}

@@ -197,7 +197,7 @@ GRANT SELECT (state, lease_until, expires_at) ON {schema}.idempotency_key TO {pr
 {{end}}
 {{- if .outbox -}}
 GRANT SELECT ON
-    {schema}.outbox_0, {schema}.outbox_1, {schema}.outbox_2, {schema}.outbox_other,
+    {schema}.outbox, {schema}.outbox_0, {schema}.outbox_1, {schema}.outbox_2, {schema}.outbox_other,
     {schema}.outbox_held, {schema}.outbox_relay, {schema}.outbox_cursor_0, {schema}.outbox_cursor_1
     TO {prefix}_reader;
 {{end}}

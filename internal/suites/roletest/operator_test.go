@@ -343,7 +343,7 @@ func lookAtAll(ctx context.Context, w *world, key string) error {
 	return done("status", len(all[0].Parts) == 4 && all[0].Version > 0, err)
 }
 
-// locate does what sagamill why does.
+// locate does what sagamill why and the console's page of a message do.
 func locate(ctx context.Context, w *world, key string) error {
 	schemas, err := migrations.Schemas(ctx, w.pools["reader"])
 	if err := done("schemas", len(schemas) == 1 && schemas[0].Readable() && len(schemas[0].SagasDenied) == 0, err); err != nil {
@@ -357,7 +357,12 @@ func locate(ctx context.Context, w *world, key string) error {
 		if err := l.Pin(ctx, tx); err != nil {
 			return err
 		}
-		if _, err := l.Outbox(ctx, tx, operator.LocateFilter{Key: key}); err != nil {
+		found, err := l.Outbox(ctx, tx, operator.LocateFilter{Key: key})
+		if err := done("locate messages", err == nil && len(found.Messages) > 0, err); err != nil {
+			return err
+		}
+		contents, err := l.Contents(ctx, tx, []int64{found.Messages[0].ID}, 1000)
+		if err := done("contents", len(contents) == 1, err); err != nil {
 			return err
 		}
 		in, err := l.Inbox(ctx, tx, operator.LocateFilter{Key: key + "-fails"})

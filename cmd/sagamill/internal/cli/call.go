@@ -41,6 +41,7 @@ type Call struct {
 
 	schemas     *string
 	databases   *urlList
+	operators   *urlList // nil: the command has no such flag
 	plaintext   *bool
 	environment error // of a variable with a bad value
 }
@@ -132,10 +133,21 @@ func (c *Call) checkDatabases() error {
 	if err := c.findDatabase(); err != nil {
 		return err
 	}
-	for _, url := range c.databases.urls {
-		// OpenTargets returns an error for a malformed URL.
+	if err := c.checkPlaintext("-database, or DATABASE_URL without it", c.databases.urls); err != nil {
+		return err
+	}
+	if c.operators == nil {
+		return nil
+	}
+	return c.checkPlaintext("-operator-database", c.operators.urls)
+}
+
+// checkPlaintext returns an error if one of urls is on another machine without TLS. A malformed URL is an error when it is
+// opened.
+func (c *Call) checkPlaintext(flag string, urls []string) error {
+	for _, url := range urls {
 		if err := plaintext.Database(url); errors.Is(err, plaintext.ErrRefused) && !*c.plaintext {
-			return fmt.Errorf("-database, or DATABASE_URL without it: %w", err)
+			return fmt.Errorf("%s: %w", flag, err)
 		}
 	}
 	return nil

@@ -16,7 +16,8 @@ import (
 	"github.com/sagamill/sagamill/migrations"
 )
 
-// A urlList is the flag -database. The flag may be given several times, and replaces the default then.
+// A urlList is the flag -database or -operator-database. The flag may be given several times, and replaces the default
+// then.
 type urlList struct {
 	urls  []string
 	names []string // of the URLs that were given, "" without one
@@ -76,6 +77,12 @@ type Database struct {
 	flag  string // its -database on a command line for a shell; "" if it is the only one
 }
 
+// AddOperatorFlag adds the flag -operator-database, for a command that reads with one role and changes with another one.
+func (c *Call) AddOperatorFlag() {
+	c.operators = &urlList{}
+	c.Flags.Var(c.operators, "operator-database", "URL of the database for changes, with a role that may make them; with several databases NAME=URL, repeated; default: -database")
+}
+
 // OpenDatabases returns the databases of the command line. The pools connect when they are first used. The caller
 // closes them.
 func (c *Call) OpenDatabases(ctx context.Context) (all []*Database, err error) {
@@ -86,12 +93,7 @@ func (c *Call) OpenDatabases(ctx context.Context) (all []*Database, err error) {
 		return nil, err
 	}
 	for i, text := range c.databases.urls {
-		config, err := parseDatabase(text)
-		if err != nil {
-			return fail(err)
-		}
-		config.MaxConns = c.MaxConns
-		pool, err := pgxpool.NewWithConfig(ctx, config)
+		pool, config, err := c.openPool(ctx, text)
 		if err != nil {
 			return fail(err)
 		}
@@ -106,6 +108,49 @@ func (c *Call) OpenDatabases(ctx context.Context) (all []*Database, err error) {
 		return fail(errors.New("-database names the same database twice"))
 	}
 	return all, nil
+}
+
+// openPool returns a pool for a URL of the command line. It connects when it is first used.
+func (c *Call) openPool(ctx context.Context, text string) (*pgxpool.Pool, *pgxpool.Config, error) {
+	config, err := parseDatabase(text)
+	if err != nil {
+		return nil, nil, err
+	}
+	config.MaxConns = c.MaxConns
+	pool, err := pgxpool.NewWithConfig(ctx, config)
+	return pool, config, err
+}
+
+// OpenOperators returns the pool for changes of each of all, by name, without those that -operator-database does not name.
+// The caller closes them.
+func (c *Call) OpenOperators(ctx context.Context, all []*Database) (pools map[string]*pgxpool.Pool, err error) {
+	pools = map[string]*pgxpool.Pool{}
+	defer func() {
+		for _, pool := range pools {
+			if err != nil {
+				pool.Close()
+			}
+		}
+	}()
+	for i, text := range c.operators.urls {
+		name := c.operators.nameOf(i)
+		if name == "" && len(all) == 1 {
+			name = all[0].Name
+		}
+		switch {
+		case name == "":
+			return pools, errors.New("-operator-database: with several databases it must be NAME=URL")
+		case !slices.ContainsFunc(all, func(d *Database) bool { return d.Name == name }):
+			return pools, fmt.Errorf("-operator-database: no -database has the name %s", name)
+		case pools[name] != nil:
+			return pools, fmt.Errorf("-operator-database: two are for %s", name)
+		}
+		if pools[name], _, err = c.openPool(ctx, text); err != nil {
+			delete(pools, name)
+			return pools, fmt.Errorf("-operator-database: %w", err)
+		}
+	}
+	return pools, nil
 }
 
 // Target returns a schema of d.

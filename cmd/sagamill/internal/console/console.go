@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/jackc/pgx/v5/pgxpool"
+
 	"github.com/sagamill/sagamill/cmd/sagamill/internal/cli"
 	"github.com/sagamill/sagamill/console"
 	"github.com/sagamill/sagamill/internal/consoleserver"
@@ -29,6 +31,7 @@ func serveConsole(ctx context.Context, c *cli.Call) error {
 	listen := c.Flags.String("listen", "127.0.0.1:0", "address; default: a free port of 127.0.0.1")
 	roleName := c.Flags.String("role", "viewer", "what whoever has the printed URL may do: viewer, operator or admin; default: viewer")
 	by := c.Flags.String("by", cli.FindUserName(), "the name in the journal; default: the user who runs this")
+	c.AddOperatorFlag()
 	known := addServiceFlags(c)
 	if err := c.ParseDatabaseFlags(); err != nil {
 		return err
@@ -56,7 +59,14 @@ func serveConsole(ctx context.Context, c *cli.Call) error {
 	for _, d := range databases {
 		defer d.Pool.Close()
 	}
-	shown, err := chooseDatabases(ctx, databases, names)
+	operators, err := c.OpenOperators(ctx, databases)
+	if err != nil {
+		return err
+	}
+	for _, pool := range operators {
+		defer pool.Close()
+	}
+	shown, err := chooseDatabases(ctx, databases, operators, names)
 	if err != nil {
 		return err
 	}
@@ -70,12 +80,12 @@ func serveConsole(ctx context.Context, c *cli.Call) error {
 }
 
 // chooseDatabases returns what the console shows: of each database all schemas, or those of names that it has.
-func chooseDatabases(ctx context.Context, databases []*cli.Database, names []string) (shown []console.Database, err error) {
+func chooseDatabases(ctx context.Context, databases []*cli.Database, operators map[string]*pgxpool.Pool, names []string) (shown []console.Database, err error) {
 	ctx, cancel := context.WithTimeout(ctx, cli.ReadTimeout)
 	defer cancel()
 	missing := slices.Clone(names)
 	for _, d := range databases {
-		one := console.Database{Name: d.Name, Pool: d.Pool}
+		one := console.Database{Name: d.Name, Pool: d.Pool, Operator: operators[d.Name]}
 		if names != nil {
 			if one.Schemas, err = d.ListSchemas(ctx, names); err != nil {
 				return nil, d.AddName(err)
