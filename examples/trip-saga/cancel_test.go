@@ -16,7 +16,7 @@ func (s *site) delete(tenant, id string) answer {
 
 func TestACustomerCancels(t *testing.T) {
 	t.Parallel()
-	s := newSite(t, brokerURL(), 4*time.Second)
+	s := newSite(t, brokerURL(), 10*time.Second)
 	r := &result{}
 	place := func(name string) *placed {
 		for i := range kinds {
