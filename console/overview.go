@@ -48,10 +48,13 @@ type stateCount struct {
 	Link    string // the query of its sagas
 	Count   int
 	Oldest  time.Duration // how long the first of them has waited; 0: not known
-	Window  string        // "last hour" for those that have ended
+	Ended   string        // the card counts only those that have ended within this time; "": it counts live ones
 	Floor   bool          // there are more
 	Loading bool          // the stream sends the count
 }
+
+// pacedHour is the time of a pace, as in a search.
+const pacedHour = "1h"
 
 // A deadReason counts dead letters of steps.
 type deadReason struct {
@@ -204,15 +207,15 @@ func (v *overviewView) sumStates() {
 		}
 		for _, state := range []string{"completed", "compensated"} {
 			if v.Pace.Loading {
-				sums[state] = &stateCount{State: state, Window: "last hour", Loading: true}
+				sums[state] = &stateCount{State: state, Ended: pacedHour, Loading: true}
 			} else if s := sums[state]; s != nil {
-				s.Window, s.Floor = "last hour", v.Pace.Known < len(v.Pace.minutes)
+				s.Ended, s.Floor = pacedHour, v.Pace.Known < len(v.Pace.minutes)
 			}
 		}
 	}
 	for _, status := range statuses {
 		if s := sums[string(status)]; s != nil {
-			s.Link = "?" + queryFields(map[string]*string{"state": &s.State, "in": &v.In}).Encode()
+			s.Link = "?" + queryFields(map[string]*string{"state": &s.State, "in": &v.In, "ended": &s.Ended}).Encode()
 			v.States = append(v.States, *s)
 		}
 	}

@@ -44,6 +44,7 @@ type sagaSearch struct {
 	Step    string
 	Age     string // began at least this long ago
 	Silent  string // unchanged for this long
+	Ended   string // ended within this time
 
 	parsed operator.InstanceFilter
 }
@@ -51,7 +52,7 @@ type sagaSearch struct {
 // fields are the parameters of a search with their names in URLs.
 func (s *sagaSearch) fields() map[string]*string {
 	return map[string]*string{"in": &s.In, "key": &s.Key, "id": &s.ID, "scope": &s.Scope, "name": &s.Name, "version": &s.Version,
-		"state": &s.State, "step": &s.Step, "age": &s.Age, "silent": &s.Silent}
+		"state": &s.State, "step": &s.Step, "age": &s.Age, "silent": &s.Silent, "ended": &s.Ended}
 }
 
 // Padded returns the names of the conditions with a blank at an end.
@@ -82,6 +83,9 @@ func parseSagaSearch(values url.Values) (*sagaSearch, error) {
 	if f.Silent, err = parseAge(s.Silent); err != nil {
 		return nil, err
 	}
+	if f.Ended, err = parseAge(s.Ended); err != nil {
+		return nil, err
+	}
 	s.parsed = f
 	return s, nil
 }
@@ -105,7 +109,9 @@ func parseAge(text string) (time.Duration, error) {
 func (s *sagaSearch) filter() operator.InstanceFilter { return s.parsed }
 
 // ended reports whether the search picks only sagas that have ended.
-func (s *sagaSearch) ended() bool { return s.State == "completed" || s.State == "compensated" }
+func (s *sagaSearch) ended() bool {
+	return s.State == "completed" || s.State == "compensated" || s.parsed.Ended > 0
+}
 
 // narrows reports whether the search has any condition.
 func (s *sagaSearch) narrows() bool { return s.parsed != operator.InstanceFilter{} || s.In != "" }
@@ -115,7 +121,7 @@ func (s *sagaSearch) Query() url.Values { return queryFields(s.fields()) }
 
 // conditions returns the conditions for people.
 func (s *sagaSearch) conditions() []condition {
-	return listConditions(s.fields(), "in", "name", "version", "state", "step", "key", "id", "scope", "age", "silent")
+	return listConditions(s.fields(), "in", "name", "version", "state", "step", "key", "id", "scope", "age", "silent", "ended")
 }
 
 // A sagaPlace is where a list goes on: behind an instance of a place.

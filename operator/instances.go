@@ -117,11 +117,12 @@ type InstanceFilter struct {
 	Key     string
 	Older   time.Duration // started at least this long ago
 	Silent  time.Duration // unchanged for this long
+	Ended   time.Duration // ended within this time; it picks no live instance
 	ID      string        // a UUID: the correlation id of its messages
 
 	// UnchangedSince is a moment by the clock of the database: see [ReadClock]. A change of many with such a filter can be
-	// repeated: what it has changed, it leaves alone. [Instances.PreviewAll] with the same filter says what it will do. Older
-	// and Silent are ages at this moment.
+	// repeated: what it has changed, it leaves alone. [Instances.PreviewAll] with the same filter says what it will do. Older,
+	// Silent and Ended are ages at this moment.
 	UnchangedSince time.Time
 
 	// Step is the name of a step that holds the instance up, as [Instance].Step has it. It picks live instances whose
@@ -136,7 +137,7 @@ func (f *InstanceFilter) holdsUp(i *Instance) bool {
 
 // instanceArgs returns the arguments of a statement with filterInstances: of the Scope of f or, without one, of scopes.
 func (f *InstanceFilter) instanceArgs(after saga.Address, scopes ...string) ([]any, error) {
-	if f.Older < 0 || f.Silent < 0 {
+	if f.Older < 0 || f.Silent < 0 || f.Ended < 0 {
 		return nil, errors.New("an age is negative")
 	}
 	var id *uuid.UUID
@@ -152,7 +153,7 @@ func (f *InstanceFilter) instanceArgs(after saga.Address, scopes ...string) ([]a
 		scopes = []string{f.Scope}
 	}
 	return []any{plannedAnew, after.Scope, after.Key, after.Path, f.Saga, f.Version, f.Status, live, scopes, f.Key,
-		f.Older.Microseconds(), f.Silent.Microseconds(), id, timeOrNil(f.UnchangedSince)}, nil
+		f.Older.Microseconds(), f.Silent.Microseconds(), id, timeOrNil(f.UnchangedSince), f.Ended.Microseconds()}, nil
 }
 
 // List returns instances by scope, key and path, so that nested ones follow those around them:

@@ -14,31 +14,31 @@ const sqlBeginDecision = `BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL idle_i
 const listedColumns = `scope, key, path, id, root, name, version, coalesce(parent, ''), status, reason, tries,
 	started_at, updated_at, due_at, ended_at`
 
-// sqlListInstances reads up to $14 instances behind another one, without a lock.
+// sqlListInstances reads up to $15 instances behind another one, without a lock.
 const sqlListInstances = `
 SELECT {listed} FROM {schema}.saga
 WHERE (scope, key, path) > ($1, $2, $3) AND {filter}
-ORDER BY scope, key, path LIMIT $14`
+ORDER BY scope, key, path LIMIT $15`
 
-// sqlPickInstances is sqlListInstances for a change of many: of the instances that began by $15, with what a decision
-// needs to know. It leaves out a progress of more than $16 bytes.
+// sqlPickInstances is sqlListInstances for a change of many: of the instances that began by $16, with what a decision
+// needs to know. It leaves out a progress of more than $17 bytes.
 const sqlPickInstances = `
-SELECT {listed}, plan_hash, CASE WHEN length(progress) <= $16 THEN progress ELSE '' END,
+SELECT {listed}, plan_hash, CASE WHEN length(progress) <= $17 THEN progress ELSE '' END,
 	(extract(epoch FROM clock_timestamp() - started_at) * 1000)::bigint
 FROM {schema}.saga
-WHERE (scope, key, path) > ($1, $2, $3) AND {filter} AND started_at <= $15
-ORDER BY scope, key, path LIMIT $14`
+WHERE (scope, key, path) > ($1, $2, $3) AND {filter} AND started_at <= $16
+ORDER BY scope, key, path LIMIT $15`
 
 // sqlCheckPicked reads whether a locked instance is still one that sqlPickInstances would read.
 const sqlCheckPicked = `
 SELECT EXISTS (SELECT FROM {schema}.saga WHERE scope = $1 AND key = $2 AND path = $3 AND {filter})`
 
-// sqlCountInstances counts the instances that sqlListInstances would read, at most $14 unless it is null.
+// sqlCountInstances counts the instances that sqlListInstances would read, at most $15 unless it is null.
 const sqlCountInstances = `
 SELECT count(*) FROM (
 	SELECT FROM {schema}.saga
 	WHERE (scope, key, path) > ($1, $2, $3) AND {filter}
-	LIMIT $14) counted`
+	LIMIT $15) counted`
 
 // sqlListScopesOfKey lists up to $2 scopes that have instances of the key $1: one look-up in the primary key leads from
 // each scope to the next.
@@ -73,7 +73,8 @@ const filterInstances = `($4::text = '' OR name = $4) AND ($5::integer = 0 OR ve
 	AND (NOT $7::boolean OR ended_at IS NULL) AND (cardinality($8::text[]) IS NULL OR scope = ANY ($8)) AND ($9::text = '' OR key = $9)
 	AND ($10::bigint = 0 OR started_at <= coalesce($13, clock_timestamp()) - $10::bigint * interval '1 microsecond')
 	AND ($11::bigint = 0 OR updated_at <= coalesce($13, clock_timestamp()) - $11::bigint * interval '1 microsecond')
-	AND ($12::uuid IS NULL OR id = $12) AND ($13::timestamptz IS NULL OR updated_at <= $13)`
+	AND ($12::uuid IS NULL OR id = $12) AND ($13::timestamptz IS NULL OR updated_at <= $13)
+	AND ($14::bigint = 0 OR ended_at > coalesce($13, now()) - $14::bigint * interval '1 microsecond')`
 
 // sqlReadPace counts instances by the minute in which they began or ended, 0 for the current one. It reads the $2 that
 // ended last within $1 minutes, by the index saga_ended_at, and the live ones, by saga_live. Of the instances that began

@@ -46,6 +46,8 @@ func TestListAndCount(t *testing.T) {
 		"scope":        {operator.InstanceFilter{Scope: "nobody"}, ""},
 		"older":        {operator.InstanceFilter{Older: time.Hour}, "c c@2.1"},
 		"silent":       {operator.InstanceFilter{Silent: time.Hour, Saga: "trip"}, "c"},
+		"ended":        {operator.InstanceFilter{Ended: time.Hour}, "b"},
+		"ended before": {operator.InstanceFilter{Ended: time.Microsecond}, ""},
 		"both":         {operator.InstanceFilter{Older: time.Hour, Silent: 150 * time.Minute}, ""},
 	} {
 		var got []string

@@ -84,6 +84,7 @@ func sagaList(ctx context.Context, c *cli.Call) error {
 	addFilter(c, &filter)
 	c.Flags.StringVar(&filter.Scope, "scope", "", "of this scope")
 	c.Flags.StringVar(&filter.Key, "key", "", "of this idempotency key")
+	c.Flags.Var((*cli.Age)(&filter.Ended), "ended", "that ended within this time, such as 1h; without -status in either ended state")
 	asJSON := c.Flags.Bool("json", false, "print JSON, a line each")
 	limit, after := c.AddLimitFlag(), addAfter(c)
 	if err := c.ParseDatabaseFlags(); err != nil {
@@ -91,6 +92,9 @@ func sagaList(ctx context.Context, c *cli.Call) error {
 	}
 	if err := cmp.Or(cli.CheckLimit(*limit), checkFilter(c, &filter)); err != nil {
 		return err
+	}
+	if filter.Ended > 0 {
+		filter.Live = false
 	}
 	targets, err := c.OpenTargets(ctx, cli.DefaultSchema)
 	if err != nil {

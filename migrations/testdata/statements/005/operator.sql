@@ -340,7 +340,8 @@ SELECT EXISTS (SELECT FROM {schema}.saga WHERE scope = $1 AND key = $2 AND path 
 	AND (NOT $7::boolean OR ended_at IS NULL) AND (cardinality($8::text[]) IS NULL OR scope = ANY ($8)) AND ($9::text = '' OR key = $9)
 	AND ($10::bigint = 0 OR started_at <= coalesce($13, clock_timestamp()) - $10::bigint * interval '1 microsecond')
 	AND ($11::bigint = 0 OR updated_at <= coalesce($13, clock_timestamp()) - $11::bigint * interval '1 microsecond')
-	AND ($12::uuid IS NULL OR id = $12) AND ($13::timestamptz IS NULL OR updated_at <= $13))
+	AND ($12::uuid IS NULL OR id = $12) AND ($13::timestamptz IS NULL OR updated_at <= $13)
+	AND ($14::bigint = 0 OR ended_at > coalesce($13, now()) - $14::bigint * interval '1 microsecond'))
 ---- instanceQueries.count
 
 SELECT count(*) FROM (
@@ -350,7 +351,8 @@ SELECT count(*) FROM (
 	AND ($10::bigint = 0 OR started_at <= coalesce($13, clock_timestamp()) - $10::bigint * interval '1 microsecond')
 	AND ($11::bigint = 0 OR updated_at <= coalesce($13, clock_timestamp()) - $11::bigint * interval '1 microsecond')
 	AND ($12::uuid IS NULL OR id = $12) AND ($13::timestamptz IS NULL OR updated_at <= $13)
-	LIMIT $14) counted
+	AND ($14::bigint = 0 OR ended_at > coalesce($13, now()) - $14::bigint * interval '1 microsecond')
+	LIMIT $15) counted
 ---- instanceQueries.decide
 
 UPDATE {schema}.saga SET status = $4, reason = $5, progress = $6, tries = 0,
@@ -396,7 +398,8 @@ WHERE (scope, key, path) > ($1, $2, $3) AND ($4::text = '' OR name = $4) AND ($5
 	AND ($10::bigint = 0 OR started_at <= coalesce($13, clock_timestamp()) - $10::bigint * interval '1 microsecond')
 	AND ($11::bigint = 0 OR updated_at <= coalesce($13, clock_timestamp()) - $11::bigint * interval '1 microsecond')
 	AND ($12::uuid IS NULL OR id = $12) AND ($13::timestamptz IS NULL OR updated_at <= $13)
-ORDER BY scope, key, path LIMIT $14
+	AND ($14::bigint = 0 OR ended_at > coalesce($13, now()) - $14::bigint * interval '1 microsecond')
+ORDER BY scope, key, path LIMIT $15
 ---- instanceQueries.listScopesOfKey
 
 WITH RECURSIVE other AS (
@@ -408,15 +411,16 @@ SELECT scope FROM other WHERE scope IS NOT NULL AND EXISTS (SELECT FROM {schema}
 ---- instanceQueries.pick
 
 SELECT scope, key, path, id, root, name, version, coalesce(parent, ''), status, reason, tries,
-	started_at, updated_at, due_at, ended_at, plan_hash, CASE WHEN length(progress) <= $16 THEN progress ELSE '' END,
+	started_at, updated_at, due_at, ended_at, plan_hash, CASE WHEN length(progress) <= $17 THEN progress ELSE '' END,
 	(extract(epoch FROM clock_timestamp() - started_at) * 1000)::bigint
 FROM {schema}.saga
 WHERE (scope, key, path) > ($1, $2, $3) AND ($4::text = '' OR name = $4) AND ($5::integer = 0 OR version = $5) AND ($6::text = '' OR status = $6)
 	AND (NOT $7::boolean OR ended_at IS NULL) AND (cardinality($8::text[]) IS NULL OR scope = ANY ($8)) AND ($9::text = '' OR key = $9)
 	AND ($10::bigint = 0 OR started_at <= coalesce($13, clock_timestamp()) - $10::bigint * interval '1 microsecond')
 	AND ($11::bigint = 0 OR updated_at <= coalesce($13, clock_timestamp()) - $11::bigint * interval '1 microsecond')
-	AND ($12::uuid IS NULL OR id = $12) AND ($13::timestamptz IS NULL OR updated_at <= $13) AND started_at <= $15
-ORDER BY scope, key, path LIMIT $14
+	AND ($12::uuid IS NULL OR id = $12) AND ($13::timestamptz IS NULL OR updated_at <= $13)
+	AND ($14::bigint = 0 OR ended_at > coalesce($13, now()) - $14::bigint * interval '1 microsecond') AND started_at <= $16
+ORDER BY scope, key, path LIMIT $15
 ---- instanceQueries.readClock
 SELECT clock_timestamp()
 ---- instanceQueries.readFamily
