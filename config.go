@@ -27,60 +27,63 @@ import (
 
 // A Config describes a service. Name and a database are required.
 type Config struct {
-	// Name is a part of the names of the service's queues: [a-z][a-z0-9-]{0,30}. All processes of a service have
-	// one name. A service that changes its name gets new, empty queues. Required.
+	// Name is a part of the names of the service's queues, and matches [a-z][a-z0-9-]{0,30}. All processes of a
+	// service have the same Name. A service that changes its Name gets new, empty queues. Required.
 	Name string
-	// Prefix begins the names of all exchanges and queues, such as "shop.". Services that exchange messages have
-	// the same one. Default: none.
+	// Prefix is the beginning of the names of all exchanges and queues, such as "shop.". Services that exchange
+	// messages have the same Prefix. Default: none.
 	Prefix string
-	Schema string // PostgreSQL schema of the service's tables; default: Name, with _ for -
+	Schema string // PostgreSQL schema of the service's tables; default: Name, with each - replaced by _
 
-	DatabaseURL string        // URL or connection string of PostgreSQL; the Service opens a pool and closes it; required without Database
-	Database    *pgxpool.Pool // in place of DatabaseURL: a pool that stays open; default: none
+	DatabaseURL string        // URL or connection string of PostgreSQL; the Service opens a pool for this URL, and closes the pool; required without Database
+	Database    *pgxpool.Pool // pool that the Service uses in place of DatabaseURL, and does not close; default: none
 
-	BrokerURL  string             // URL of RabbitMQ, or several of one cluster, separated by commas; default: a broker inside of this process (package inproc)
-	Publisher  message.Publisher  // in place of BrokerURL, with Subscriber: any publisher of watermill; the Service does not close it; default: none
-	Subscriber message.Subscriber // in place of BrokerURL, with Publisher: any subscriber of watermill; default: none
+	BrokerURL  string             // URL of RabbitMQ, or URLs of several nodes of one cluster, separated by commas; default: a broker inside this process (package inproc)
+	Publisher  message.Publisher  // any watermill publisher; Publisher and Subscriber take the place of BrokerURL; the Service does not close the Publisher; default: none
+	Subscriber message.Subscriber // any watermill subscriber; Publisher and Subscriber take the place of BrokerURL; default: none
 
-	Steps []consumer.Step // what the service does for sagas; default: none
+	Steps []consumer.Step // steps that the service runs as a participant of sagas; default: none
 	Sagas []saga.Plan     // definitions of sagas that the service orchestrates; default: none
 
-	// Codecs, such as protobuf.Codec, read bodies that are not JSON. They are for Steps that set no Codecs themselves.
+	// Codecs read message bodies that are not JSON; one example is protobuf.Codec. Codecs are for Steps without their own
+	// Codecs.
 	// Default: none.
 	Codecs []outbox.Codec
 
-	// Emits lists what the service sends besides commands of Sagas and what Steps list in their own Emits: messages of HTTP
-	// handlers, of local steps and of saga.Definition.OnEnd. It is for [Service.Topology] alone. Default: none.
+	// Emits lists the messages of HTTP handlers, of local steps and of saga.Definition.OnEnd; commands of Sagas, and
+	// messages in the Emits of Steps, need not be listed. Only [Service.Topology] uses Emits. Default: none.
 	Emits []outbox.Output
 
-	// CloudEvents makes the service send CloudEvents, and read CloudEvents of others. Default: it does neither.
+	// CloudEvents makes the service send CloudEvents, and read CloudEvents of other services. Default: the service neither
+	// sends nor reads CloudEvents.
 	CloudEvents *cloudevents.Options
 
-	// Migrations are the service's own tables: files named 001_name.sql and so on, in the root or in its only
-	// directory. {{.schema}} stands for Schema. Default: none.
+	// Migrations has the SQL files that create the service's own tables; the files are named 001_name.sql and so on, and
+	// are in the root of the FS or in its only directory. {{.schema}} in a file stands for Schema. Default: none.
 	Migrations fs.FS
-	// MigrationsURL is a URL of the database that leads past any pooler, as migrations need a session. Default:
-	// DatabaseURL, or the one that Database was made from.
+	// MigrationsURL is a URL of the database without a pooler, because migrations need a session. Default: DatabaseURL, or
+	// the URL that the pool Database was made from.
 	MigrationsURL string
-	// NoMigrations makes Run only check that the schema is at the newest version. It returns an error if not.
-	// Default: Run applies migrations; of several processes one does, and the others wait.
+	// With NoMigrations, Run does not migrate the schema; Run only checks that the schema is at the newest version. Run
+	// returns an error if the schema is older. Default: Run applies migrations; if several processes start, one process
+	// applies the migrations and the others wait.
 	NoMigrations bool
 
-	Requests int // requests behind Idempotent that run at once, each on one connection; default: 16
+	Requests int // number of requests that may run at once behind [Service.Idempotent], each on one connection; default: 16
 
-	// Telemetry says where metrics and traces go. Default: metrics to /metrics of [Service.Handler], traces to
+	// Telemetry says where metrics and traces go. Default: metrics go to /metrics of [Service.Handler], and traces go to
 	// OpenTelemetry's global provider.
 	Telemetry *telemetry.Options
-	Logger    *slog.Logger // gets what all parts log; default: slog.Default()
+	Logger    *slog.Logger // logger of all parts of the Service; default: slog.Default()
 
 	// The options of the parts. The Service sets Schema, Wake, Tracer, Observer and Logger.
 
 	Consumer     consumer.Options           // options of the consumer that runs Steps
-	Orchestrator saga.Options               // options of the orchestrator of Sagas; its Consumer is for replies
+	Orchestrator saga.Options               // options of the orchestrator of Sagas; Orchestrator.Consumer has the options of the consumer of replies
 	Relay        outbox.RelayOptions        // options of the relay that publishes the outbox
-	Idempotency  idemkey.Options            // options of the middleware behind Idempotent
+	Idempotency  idemkey.Options            // options of the middleware of [Service.Idempotent]
 	Keys         idempg.Options             // options of the store of idempotency keys
-	Queues       rabbitmq.ConfigOptions     // options of RabbitMQ's queues; its Prefix is Config.Prefix
+	Queues       rabbitmq.ConfigOptions     // options of RabbitMQ's queues; set Config.Prefix in place of Queues.Prefix
 	Publishing   rabbitmq.PublisherOptions  // options of the publisher to RabbitMQ
 	Subscription rabbitmq.SubscriberOptions // options of the subscriptions to RabbitMQ
 }

@@ -20,14 +20,15 @@ import (
 	"github.com/sagamill/sagamill/outbox"
 )
 
-// Options say how messages are sent.
+// Options say how messages are sent as CloudEvents.
 type Options struct {
-	// Source is the attribute source: a URI reference that names the service, such as /shop/orders. It is required.
+	// Source is the CloudEvents attribute source: a URI reference that names the service, such as /shop/orders. It is
+	// required.
 	Source string
-	// Structured sends structured mode. Default: binary mode.
+	// Structured sends CloudEvents in structured mode. Default: binary mode.
 	Structured bool
-	// Prefix begins the headers of binary mode: cloudEvents_ or cloudEvents: for AMQP, ce_ for Kafka, ce- for NATS.
-	// Default: cloudEvents_.
+	// Prefix is the beginning of the names of headers in binary mode: cloudEvents_ or cloudEvents: for AMQP, ce_ for
+	// Kafka, ce- for NATS. Default: cloudEvents_.
 	Prefix string
 }
 

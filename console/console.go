@@ -47,50 +47,53 @@ func (r Role) String() string {
 	return map[Role]string{RoleViewer: "viewer", RoleOperator: "operator", RoleAdmin: "admin"}[r]
 }
 
-// ErrNotAuthorized is for Authorize functions: the request is of nobody who may see the console. The console answers 403.
+// ErrNotAuthorized is for Authorize functions: the request is of nobody who may see the console. The console answers
+// 403.
 var ErrNotAuthorized = errors.New("console: not authorized")
 
 // Options change a [Console]. A nil *Options means the defaults.
 type Options struct {
 	// Authorize returns who sent a request and what the person may do. An error refuses the request with 403. It is called
-	// for each request besides those for static files. Default: everybody is a viewer, and each page says that it is
-	// read-only.
+	// for each request besides those for static files. Default: everybody is a viewer, and each page says that the
+	// console is read-only.
 	Authorize func(*http.Request) (Actor, Role, error)
 
-	// Redact returns what pages and exports show of a payload, of headers, of the state of a saga, of an error, of a stack
-	// or of what a person has written. It gets each of them whole: a payload of more than 1 MiB is not shown then. Default:
-	// all of it is shown. A search for a part of an error compares what is stored, whatever Redact returns.
+	// Redact returns the text that pages and exports show in place of a payload, headers, the state of a saga, an error, a
+	// stack, or a text that a person has written. It gets each of them whole: a payload of more than 1 MiB is
+	// not shown then. Default: the whole content is shown. A search for a part of an error compares what is stored,
+	// whatever Redact returns.
 	Redact func(Content) []byte
 
-	// TraceURL returns the address of a trace, for links from sagas and messages: http or https. The id has 32 hexadecimal
-	// digits. Default: no links.
+	// TraceURL returns the http or https URL of a trace; pages about sagas and messages link to this URL. The id has 32
+	// hexadecimal digits. Default: no links.
 	TraceURL func(traceID string) string
 
 	// MaxContent limits the bytes of a payload or of a state that a page shows. Default: 64 KiB.
 	MaxContent int
 
-	// ReadTimeout limits each statement of a page, and four times this long all of them. A page that takes longer says how
-	// to narrow the search. Default: 5 s.
+	// ReadTimeout limits each SQL statement of a page; all statements of a page together may take four times as long. A
+	// page that takes longer says how to narrow the search. Default: 5 s.
 	ReadTimeout time.Duration
 
-	// MaxConns limits the connections of each pool that the console uses at once, so that browsers leave the others to a
+	// MaxConns limits how many connections of each pool the console uses at once; the other connections stay free for a
 	// service that shares its pool. Half of them are for pages, which wait for each other, and half for changes that run,
 	// one each. A pool of the console's own, with a role that only reads, separates it better. Default: 4, and at least 2.
 	MaxConns int
 
-	// Secret signs form tokens and the addresses of changes. Processes behind one address need the same one, of at least 32
-	// bytes: then each shows what is left of a change that another one runs. Default: a random one, so that a restart makes
-	// open forms invalid.
+	// Secret is the key that signs form tokens and the URLs of changes. Processes behind one address need the same one,
+	// of at least 32 bytes: then each shows what is left of a change that another one runs. Default: a random secret;
+	// after a restart, forms that were open are invalid.
 	Secret []byte
 
-	// Topology returns what services say about themselves, for the page of the topology: JSON as a service serves it at
-	// /topology, one such object after the other or in arrays. Default: the page shows only what the tables have.
+	// Topology returns the descriptions of services for the topology page: the JSON objects that services serve at
+	// /topology, one after the other or in arrays. Default: the topology page shows only what the tables contain.
 	Topology func(context.Context) ([]byte, error)
 
-	// Management is RabbitMQ's management API, for the depths of queues. Default: no queues are shown.
+	// Management is the access to RabbitMQ's management API, which the console asks for the depths of queues. Default: no
+	// queues are shown.
 	Management *Management
 
-	// Logger gets errors of the console, and each change. Default: slog.Default().
+	// Logger gets the errors of the console, and each change that a person makes. Default: slog.Default().
 	Logger *slog.Logger
 }
 
@@ -104,8 +107,8 @@ const (
 	pageReads = 4
 )
 
-// A Console is an http.Handler for the pages. Mount it at any path with [http.StripPrefix]; the path ends in a slash. Any
-// number of goroutines may use it.
+// A Console is an http.Handler for the pages. Mount it at any path with [http.StripPrefix]; the path ends in a slash.
+// Any number of goroutines may use it.
 type Console struct {
 	databases []Database
 	opts      Options
@@ -216,6 +219,6 @@ func checkDatabases(databases []Database) error {
 	return nil
 }
 
-// Shutdown stops the changes that run, each between two objects, and waits until they have ended. What they have done is
-// committed and in the journal. Its error is that of ctx. No change starts afterwards.
+// Shutdown stops the changes that run, each between two objects, and waits until they have ended. What they have done
+// is committed and in the journal. Its error is that of ctx. No change starts afterwards.
 func (c *Console) Shutdown(ctx context.Context) error { return c.runs.stopAll(ctx) }

@@ -17,44 +17,44 @@ import (
 	"github.com/sagamill/sagamill/outbox"
 )
 
-// Options are what most callers leave alone. The zero value is usable.
+// Options are settings that most callers leave at their defaults. The zero value is usable.
 type Options struct {
-	Schema string // Postgres schema of inbox and outbox; default: sagamill
+	Schema string // PostgreSQL schema of inbox and outbox; default: sagamill
 
-	Lanes         int           // transactions at once, each on one connection; half of them may be batches; default: 8, at most 1,024
-	BatchSize     int           // most messages in one transaction; 1: no batches; default: 64, at most 512
-	BatchBytes    int           // most bytes of payload in one transaction; a larger message runs alone; default: 64 MiB, at most 1 GiB
-	BatchTime     time.Duration // time after which a transaction takes in no further message; default: 50 ms
-	ParkedWorkers int           // parked messages that run at once; default: 4, at most 1,024
-	ParkedPoll    time.Duration // longest pause between looks for messages that other processes have parked; default: 2 s
-	DrainTimeout  time.Duration // longest wait for work in hand when Run's context ends; default: 30 s
-	MaxPayload    int           // a message with more bytes of payload is a dead letter; default: 8 MiB
+	Lanes         int           // number of transactions that run at once, each on one connection; at most half of them may be batches; default: 8, at most 1,024
+	BatchSize     int           // largest number of messages in one transaction; 1 means no batches; default: 64, at most 512
+	BatchBytes    int           // largest sum of payload bytes in one transaction; a message with more bytes runs alone; default: 64 MiB, at most 1 GiB
+	BatchTime     time.Duration // time after which a transaction gets no further message; default: 50 ms
+	ParkedWorkers int           // number of parked messages that run at once; default: 4, at most 1,024
+	ParkedPoll    time.Duration // longest pause between two searches for messages that other processes have parked; default: 2 s
+	DrainTimeout  time.Duration // longest wait for messages that are being handled when Run's context ends; default: 30 s
+	MaxPayload    int           // largest payload in bytes; a message with a larger payload becomes a dead letter; default: 8 MiB
 
-	// Verify is called for each message that arrives, before anything in it is believed: before a row of the inbox is
-	// read or written, and before a step's Unhandled may answer. Verifier.Verify of package signing is one. A message
-	// for which it returns an error becomes a dead letter, [ReasonUnverified]. It gets no identity, so that the
-	// genuine message of the same key still runs. When it is redriven it is verified again, edited or not. A message
-	// that has passed is not verified again, neither when it is parked nor as a dead letter of another reason.
+	// Verify checks each message that arrives; the consumer calls Verify before it reads or writes an inbox row, and
+	// before a step's Unhandled may answer. Verifier.Verify of package signing is a Verify. A message for which it
+	// returns an error becomes a dead letter, [ReasonUnverified]. It gets no identity, so that the genuine message of
+	// the same key still runs. When it is redriven it is verified again, edited or not. A message that has passed is not
+	// verified again, neither when it is parked nor as a dead letter of another reason.
 	//
 	// It must not change the message. An error or a panic is final, except an [ErrVerifyLater]: a Verify that uses the
-	// service's own database returns that one. Several goroutines call it. Default: every message is believed.
+	// service's own database returns that one. Several goroutines call it. Default: every message is trusted.
 	Verify func(topic string, msg *message.Message) error
 
-	// Open takes a message out of its envelope, such as a CloudEvent: see package cloudevents. It changes msg, and is
+	// Open extracts a message from its envelope, such as a CloudEvent: see package cloudevents. It changes msg, and is
 	// called before Verify. It may be called again for a message that it has opened. If it fails, the message is a dead
 	// letter, [ReasonUnopened], without an identity. A redrive opens and verifies the message again. Several
 	// goroutines call it. Default: messages have no envelope.
 	Open func(msg *message.Message) error
 
-	// Identity names messages that have no headers of sagamill, such as those of a service that publishes with
-	// watermill-amqp: see [Identity]. Several goroutines call it. Default: such a message is a dead letter,
-	// [ReasonKeyMissing].
+	// Identity returns scope, key and n of a message without the headers of sagamill, such as a message that a service
+	// publishes with watermill-amqp: see [Identity]. Several goroutines call it. Default: a message without these headers
+	// becomes a dead letter with [ReasonKeyMissing].
 	Identity Identity
 
-	Observer Observer // sees the outcome of each message, such as the one of package telemetry; default: none
+	Observer Observer // Observer gets the outcome of each message; package telemetry has such an Observer; default: none
 
-	Wake   func()       // called after a commit that put messages into the outbox, such as Relay.Wake; default: none
-	Logger *slog.Logger // gets failures of messages and of the consumer; default: slog.Default()
+	Wake   func()       // Wake is called after a commit that wrote messages to the outbox; Relay.Wake is such a function; default: none
+	Logger *slog.Logger // Logger gets errors of messages and of the consumer itself; default: slog.Default()
 }
 
 // An Identity returns the scope, the key and the n of a message that has no [outbox.HeaderKey]. With the name of its

@@ -44,12 +44,12 @@ const (
 
 // SweeperOptions configure a [Sweeper]. The zero value works.
 type SweeperOptions struct {
-	Schema    string        // Postgres schema of the inbox; default: sagamill
-	Retention time.Duration // how long a row is kept after it was moved last; default: 30 days, at least MinRetention
-	Interval  time.Duration // pause between two passes, on average; each is between half and one and a half of it; default: 15 min
+	Schema    string        // PostgreSQL schema of the inbox; default: sagamill
+	Retention time.Duration // time for which an inbox row is kept after its last change of state; default: 30 days, at least MinRetention
+	Interval  time.Duration // average pause between two passes; each pause is between 0.5 and 1.5 times Interval; default: 15 min
 
-	Observer SweepObserver // sees each pass, failed ones included; default: none
-	Logger   *slog.Logger  // hears of passes that failed; default: slog.Default()
+	Observer SweepObserver // Observer is called after each pass, also after a failed pass; default: none
+	Logger   *slog.Logger  // Logger gets the errors of failed passes; default: slog.Default()
 }
 
 // A SweepObserver sees each pass, failed ones included.
@@ -286,9 +286,9 @@ UPDATE {schema}.inbox_horizon
 SET swept_before = $1
 WHERE swept_before < $1`
 
-// sqlRemoveOld removes rows from the blocks from $1 to $2 that were moved last before $3 and at least $4
-// microseconds before the committed horizon. It skips rows that a consumer or another sweeper has locked. A row that was
-// moved meanwhile is no longer old.
+// sqlRemoveOld removes rows from the blocks from $1 to $2 that were moved last before $3 and at least $4 microseconds
+// before the committed horizon. It skips rows that a consumer or another sweeper has locked. A row that was moved
+// meanwhile is no longer old.
 const sqlRemoveOld = `
 WITH old AS MATERIALIZED (
 	SELECT i.ctid FROM {schema}.inbox AS i

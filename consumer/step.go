@@ -34,42 +34,43 @@ const MaxTimeout = 24 * time.Hour
 // A Step is one participant's part in a saga. Within one [Consumer] a message
 // type on a topic belongs to one step.
 type Step struct {
-	Name         string // [a-z0-9][a-z0-9-]{0,62}; with scope and key the identity of its effect: never rename it; required
-	Action       Input  // the message that sets the step off; required
-	Compensation Input  // the message that undoes it, under the key of the action; default: it cannot be undone
+	Name         string // matches [a-z0-9][a-z0-9-]{0,62}; scope, key and Name identify the effect of the step, so never change Name; required
+	Action       Input  // the message that starts the step; required
+	Compensation Input  // the message that undoes the step; it has the same key as the message of Action; default: the step cannot be undone
 
-	MaxAttempts int           // entries into the handler or the call, for action and compensation each, crashes included; default: 10
-	RetryBase   time.Duration // ceiling of the wait after the first failure; default: 1 s
-	RetryCap    time.Duration // ceiling of any wait after a failure; default: 5 min
-	Timeout     time.Duration // longest run of a handler, a call, a verify or a record; default: 30 s, at most MaxTimeout
+	MaxAttempts int           // largest number of attempts of the action, and of the compensation; an attempt that ends with a crash counts too; default: 10
+	RetryBase   time.Duration // longest wait after the first failure; default: 1 s
+	RetryCap    time.Duration // longest wait after any failure; default: 5 min
+	Timeout     time.Duration // longest time for one run of a handler, or of one function of an [Effect]: call, verify or record; default: 30 s, at most MaxTimeout
 
-	// Settle is how long the other system may still be at work on a call after the call has ended here. Until then a
+	// Settle is how long the other system may still work on a call after the call has ended in this process. Until then a
 	// not-found answer of an [Effect]'s verify is not trusted. Without verify it has no meaning; a step without an
 	// Effect cannot have it. Default: 1 min.
 	Settle time.Duration
 
-	// AskFirst makes an [Effect] ask verify before each call, the first one too. It is for a database that may forget
-	// commits: one that is restored to an earlier time, or fails over to a standby that was behind. After that a
-	// message can arrive again, from the relay, the broker or the table parked, whose call was made and is forgotten.
-	// It costs a question for each call. A not-found answer is then trusted at once, except for a replayed message,
-	// for which verify is asked in any case: there after a lease and Settle. A step without a verify cannot have it.
-	// Default: the row is trusted.
+	// With AskFirst, the verify of an [Effect] asks the other system before each call, also before the first call. It
+	// is for a database that may forget commits: one that is restored to an earlier time, or fails over to a standby
+	// that was behind. After that a message can arrive again, from the relay, the broker or the table parked, whose call
+	// was made and is forgotten. It costs a question for each call. A not-found answer is then trusted at once, except
+	// for a replayed message, for which verify is asked in any case: there after a lease and Settle. A step without a
+	// verify cannot have it. Default: the consumer trusts the inbox row, and does not ask before the first call.
 	AskFirst bool
 
-	// CancelParked lets a compensation cancel an action that is parked or dead. Set it only if the handler has no
-	// effect outside its transaction: a failed attempt may have had one, which would then never be undone. So it
-	// cannot be set with an [Effect] for the action; a step that becomes one must drop it a release before. Default:
-	// the compensation waits for the action, and is a dead letter if the action is one.
+	// CancelParked lets a compensation cancel an action whose message is parked: retrying or a dead letter. Set it only
+	// if the handler has no effect outside its transaction: a failed attempt may have had one, which would then never be
+	// undone. So it cannot be set with an [Effect] for the action; a step that becomes one must drop it a release
+	// before. Default: the compensation waits for a retrying action, and becomes a dead letter if the action is a dead
+	// letter.
 	CancelParked bool
 
-	// Single keeps the handler's transaction to itself. Set it if the handler does something outside its transaction,
-	// or is slow. Otherwise up to [Options].BatchSize messages share a transaction, and if that fails because of
-	// another message, the handler is entered again. Such entries count as attempts. A step with an [Effect] is
-	// always Single. Default: false.
+	// Single runs each message of the step in a transaction of its own, without other messages. Set it if the handler
+	// does something outside its transaction, or is slow. Otherwise up to [Options].BatchSize messages share a
+	// transaction, and if that fails because of another message, the handler is entered again. Such entries count as
+	// attempts. A step with an [Effect] is always Single. Default: false.
 	Single bool
 
-	// Unhandled, if set, is called when a message of the step ends without success of its handler: a compensation
-	// that found nothing to undo, or a dead letter. A service that waits for the handler's answer can so learn that
+	// Unhandled is called when a message of the step ends without success of its handler: as a dead letter, or as a
+	// compensation that found nothing to undo. A service that waits for the handler's answer can so learn that
 	// none comes. Unhandled runs in the transaction that records that end. The messages it emits are completed as in a
 	// handler, and published if and only if that transaction commits.
 	//
@@ -82,15 +83,16 @@ type Step struct {
 	// that its compensation has overtaken or cancelled only if that action is a dead letter. Default: none.
 	Unhandled func(u Unhandled, emit Emit)
 
-	// Prepare, if set, reads for a whole batch what its handlers need of the database. Steps that are given the same
-	// Preparer are prepared together. Default: none.
+	// Prepare reads from the database what the handlers of a batch need, for the whole batch at once. Steps that are
+	// given the same Preparer are prepared together. Default: none.
 	Prepare *Preparer
 
-	// Emits lists what the handlers emit, besides replies to a saga. It is for descriptions of the service: see package
-	// topology. A message that is not in the list is sent all the same, and is logged once. Default: nothing is known.
+	// Emits lists the messages that the handlers emit, except replies to a saga. It is for descriptions of the service:
+	// see package topology. A message that is not in the list is sent all the same, and is logged once. Default: the
+	// emitted messages are not described.
 	Emits []outbox.Output
 
-	// Ordered makes a message wait behind an earlier one of the same key that this step has parked. A dead letter
+	// Ordered makes a message wait while an earlier message of the same key is retrying in this step. A dead letter
 	// holds no message up. It needs a subscriber that delivers the messages of a key one after the other. Package
 	// rabbitmq does that with the option Key and, over several instances, a single active consumer. Default: false.
 	Ordered bool
@@ -205,7 +207,8 @@ func keepPayload(_ outbox.Codec, payload []byte) (any, error) { return payload, 
 
 // FromWatermill returns a step that hands the messages of topic to h, a handler for a watermill Router. h gets a copy
 // of the message, with its payload as it came, in any content type. It may ack or not: the step acks after COMMIT. A
-// nack, an error or a panic makes the attempt fail. h may write to the database in the step's transaction: see [TxFrom].
+// nack, an error or a panic makes the attempt fail. h may write to the database in the step's transaction: see
+// [TxFrom].
 //
 // The step is Single, since h was written to act outside a transaction: such an act can happen twice, as it could in a
 // Router. Set the other fields of the Step as they are needed. Messages without headers of sagamill need
@@ -224,11 +227,11 @@ func FromWatermill(name, topic string, h message.NoPublishHandlerFunc) Step {
 // FromWatermillHandler is [FromWatermill] for a handler that produces messages. They go through the outbox to
 // publishTopic, if and only if the transaction commits.
 //
-// A produced message belongs to the saga of the handled one. Its n is a digest of the step, of the handled message's n
-// and of its place among the produced messages. Its metadata become headers, except those that the outbox sets: the
+// A produced message belongs to the saga of the handled one. Its n is a digest of the step, of the handled message's
+// n and of its place among the produced messages. Its metadata become headers, except those that the outbox sets: the
 // UUID is new, and trace headers and correlation id are those of the handled message unless h has set others. Headers
-// about the handled message alone are dropped: x-sagamill-…, and attributes of its CloudEvent. Its type is publishTopic,
-// unless h has set a type that differs from the handled message's. The step's Emits names publishTopic.
+// about the handled message alone are dropped: x-sagamill-…, and attributes of its CloudEvent. Its type is
+// publishTopic, unless h has set a type that differs from the handled message's. The step's Emits names publishTopic.
 func FromWatermillHandler(name, topic, publishTopic string, h message.HandlerFunc) Step {
 	in := Input{Topic: topic, Type: topic, raw: true, anyType: true, decode: keepPayload}
 	if h != nil && publishTopic != "" {
@@ -311,8 +314,8 @@ func producedMessage(d *Delivery, topic string, place int, msg *message.Message)
 	return m
 }
 
-// belongsToHandled reports whether a header is about the handled message alone, such as where to reply, or the id of its
-// CloudEvent. A handler that copies all metadata does not intend such a header for the messages that it produces.
+// belongsToHandled reports whether a header is about the handled message alone, such as where to reply, or the id of
+// its CloudEvent. A handler that copies all metadata does not intend such a header for the messages that it produces.
 func belongsToHandled(d *Delivery, name, value string) bool {
 	lower := strings.ToLower(name)
 	return strings.HasPrefix(lower, "x-sagamill-") || strings.HasPrefix(lower, "cloudevents_") && d.Metadata[name] == value

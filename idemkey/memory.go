@@ -17,10 +17,10 @@ const DefaultMaxEntries = 100_000
 
 // MemoryOptions configure a [Memory].
 type MemoryOptions struct {
-	MaxEntries int // most records; beyond it, expired ones go and new keys are refused; default: 100,000
+	MaxEntries int // largest number of records; at this number, expired records are removed, and new keys are refused if none has expired; default: 100,000
 
-	// MaxPerScope is the same for the records of one namespace and scope, so that one caller
-	// cannot fill the store for all. Default: MaxEntries.
+	// MaxPerScope is the largest number of records of one namespace and scope, so that one caller
+	// cannot fill the whole store. Default: MaxEntries.
 	MaxPerScope int
 }
 

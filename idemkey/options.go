@@ -36,49 +36,49 @@ const (
 // Options configure a [Middleware]. Either Scope or SingleTenant must be set;
 // all else has a default.
 type Options struct {
-	// Scope returns whom the request's key belongs to: the principal's id, not
-	// the Authorization value, which may change between retries. An error or
+	// Scope returns the id of the principal who owns the request's key; do not return the
+	// Authorization value, because it may change between retries. An error or
 	// an empty scope is answered with 401, one of more than [MaxScope] bytes or that is no
 	// printable UTF-8 with 500. Required unless SingleTenant.
 	Scope        func(*http.Request) (string, error)
 	SingleTenant bool // all callers share one scope; default: false
-	// ScopeByRoute makes the key new for each method and route: the pattern of
-	// the ServeMux, where the middleware is inside of one, and else the path.
-	// Default: a key that is reused on another route is a mismatch.
+	// With ScopeByRoute, the same key on another method or route is another key; a route is the pattern of a ServeMux
+	// around the middleware or, without a ServeMux, the path. Default: a key that is reused on another route is a
+	// mismatch.
 	ScopeByRoute bool
 
-	Methods []string                 // methods that are covered; default: POST, PATCH
-	Skip    func(*http.Request) bool // requests that are not covered; default: none
+	Methods []string                 // HTTP methods that the middleware covers; default: POST, PATCH
+	Skip    func(*http.Request) bool // Skip returns true for requests that the middleware does not cover; default: none
 
-	Key         KeyOptions         // how a key is sent, and how an expired one is answered
-	Fingerprint FingerprintOptions // which requests count as the same one
-	Limits      Limits             // times, sizes and numbers
-	Response    ResponseOptions    // the parts of a response that are kept, and how it is replayed
-	Problems    ProblemOptions     // how the middleware answers where it refuses
+	Key         KeyOptions         // Key says how clients send a key, and how the middleware answers an expired key
+	Fingerprint FingerprintOptions // Fingerprint says which requests count as the same request
+	Limits      Limits             // Limits has the limits of times, of sizes and of numbers
+	Response    ResponseOptions    // Response says which parts of a response are stored, and how the middleware replays the response
+	Problems    ProblemOptions     // Problems says how the middleware answers a request that it refuses
 
-	Policy Policy // the verdict on a response whose handler gave none; default: DefaultPolicy
+	Policy Policy // Policy gives the [Verdict] on a response if the handler gave no verdict; default: DefaultPolicy
 
-	// ExternalEffects says that handlers do what the store cannot roll back. A
+	// ExternalEffects says that handlers have effects that the store cannot roll back. A
 	// run whose owner vanished is then answered with 409 outcome-unknown.
-	// Default: it is taken over and runs again.
+	// Default: a retry takes over a run whose owner vanished, and the handler runs again.
 	ExternalEffects bool
-	// Recover finds out what became of such a run, and implies ExternalEffects.
-	// A response is kept and replayed; nil says that the run had no effect, and
-	// the request runs; an error is a 409 outcome-unknown. It must only look, may be
-	// called at the same time by two retries, and has half a lease's time. It is asked
-	// about vanished owners only: a run that panicked, timed out or answered 5xx has failed,
-	// and runs again without it (see [DownstreamKey]). Default: none.
+	// Recover finds out the outcome of a run whose owner vanished, and implies ExternalEffects. A response is kept and
+	// replayed; nil says that the run had no effect, and the request runs; an error is a 409 outcome-unknown. It must
+	// only look, may be called at the same time by two retries, and has half a lease's time. It is asked about vanished
+	// owners only: a run that panicked, timed out or answered 5xx has failed, and runs again without it (see
+	// [DownstreamKey]). Default: none.
 	Recover func(r *http.Request, id Identity) (*Response, error)
 	// FailOpen runs the handler without protection when the store fails. Each
-	// such run is logged as an error, with [ResultFailOpen] in its Event. Default: 503.
+	// such run is logged as an error, with [ResultFailOpen] in its Event. Default: the
+	// request gets 503.
 	FailOpen bool
-	// CancelOnDisconnect cancels the handler and rolls back when the client
-	// goes away. Default: it finishes, and a retry gets the response.
+	// CancelOnDisconnect cancels the handler and rolls its transaction back when the client
+	// disconnects. Default: the handler finishes, and a retry gets the response.
 	CancelOnDisconnect bool
 
-	Observer Observer     // gets the Event of every covered request; default: none
-	Logger   *slog.Logger // gets an entry for each covered request; default: slog.Default()
-	LogKeys  bool         // log keys and scopes as they are; default: a hash
+	Observer Observer     // Observer gets the [Event] of every request that the middleware covers; default: none
+	Logger   *slog.Logger // Logger gets an entry for each request that the middleware covers; default: slog.Default()
+	LogKeys  bool         // log keys and scopes in plain text; default: a hash is logged
 
 	current *fingerprinter   // of Fingerprint
 	older   []*fingerprinter // of Fingerprint.Versions
@@ -86,20 +86,20 @@ type Options struct {
 	own     map[string]bool  // and of those that no handler sets
 }
 
-// KeyOptions say how a key is sent.
+// KeyOptions say how clients send a key, and which keys the middleware accepts.
 type KeyOptions struct {
-	Optional      bool               // a request without a key runs, unremembered, and its body is not read ahead; default: 400
+	Optional      bool               // run requests without a key; nothing is stored about such a request, and its body is not read before the handler reads it; default: a request without a key gets 400
 	Header        string             // name of the header with the key; default: Idempotency-Key
-	Aliases       []string           // other names of Header; values that disagree are a 400; default: none
-	StrictSyntax  bool               // refuse keys without quotes; default: false
+	Aliases       []string           // other headers that may have the key; a request with different keys in these headers gets 400; default: none
+	StrictSyntax  bool               // refuse keys that are not in quotes; default: false
 	MinLen        int                // shortest key, in characters; default: 1
 	MaxLen        int                // longest key, in characters, at most 255; default: 255
-	Validate      func(string) error // refuses keys, such as UUIDKeys; default: none
+	Validate      func(string) error // Validate returns an error for a key that the middleware refuses; UUIDKeys is such a function; default: none
 	Namespace     string             // namespace of the records in the store; default: http
-	RejectExpired bool               // an expired key is a 410 until it is swept; default: it is new again
+	RejectExpired bool               // answer an expired key with 410 until a sweep removes its record; default: an expired key counts as a new key
 }
 
-// FingerprintOptions say which requests count as the same one: see [Fingerprint].
+// FingerprintOptions say which requests count as the same request: see [Fingerprint].
 //
 // A path leads from a JSON document's root to a member of an object. A leading $. may be left
 // out.
@@ -122,76 +122,75 @@ type KeyOptions struct {
 // settings made it, and a retry is compared by those. So settings that change stay in Versions for
 // a TTL: without them a retry is answered with [CodeFingerprintUnknown].
 type FingerprintOptions struct {
-	Secret         []byte   // key of the digest, so that a dump does not reveal small bodies; 32 random bytes serve; default: none
+	Secret         []byte   // key of the digest, such as 32 random bytes; without a key, a dump of the store could reveal small bodies; default: none
 	ExcludeFields  []string // paths of JSON members to ignore; default: none
-	IncludeFields  []string // paths of the only JSON members that count; default: all
-	IncludeHeaders []string // request headers that belong to the request's meaning; default: none
-	Raw            bool     // compare bodies byte by byte; default: by content type
-	// Custom replaces the digest. Its Alg must change whenever it does, and must not begin with
-	// "v1". Default: v1.
+	IncludeFields  []string // paths of the JSON members to compare; other members are ignored; default: all members
+	IncludeHeaders []string // names of request headers that are compared too; default: none
+	Raw            bool     // compare bodies byte by byte; default: the content type decides how bodies are compared
+	// Custom computes the fingerprint in place of the built-in digest. Its Alg must change whenever it does, and must
+	// not begin with "v1". Default: the digest v1.
 	Custom func(r *http.Request, body []byte) (Fingerprint, error)
 
-	// Versions are other settings that made, or will make, records that still live: newest first,
-	// at most [MaxFingerprintVersions]. Each has no Versions and is not Unlabelled; the empty one
+	// Versions lists earlier and later settings of unexpired records, newest first; at most
+	// [MaxFingerprintVersions] are allowed. Each has no Versions and is not Unlabelled; the empty one
 	// is the default. Nothing is inherited: each has all of its fields. Default: none.
 	Versions []FingerprintOptions
 
-	// Unlabelled stores "v1" as the Alg of all settings but Custom, as processes do that know no
-	// labels. It is for the time in which such processes run beside. Default: false.
+	// Unlabelled stores "v1" as the Alg of all settings except Custom; older processes, which
+	// know no labels, do the same. Set it while such processes run beside newer processes. Default: false.
 	Unlabelled bool
 }
 
-// Limits are times, sizes in bytes, and numbers.
+// Limits are limits of times, of sizes in bytes, and of numbers.
 type Limits struct {
-	TTL             time.Duration // a record's life, at least Lease and ExecTimeout; default: 24 h
-	Lease           time.Duration // life of a claim; longer than ExecTimeout, unless the store keeps live owners; idempg uses Options.Grace; default: 30 s
-	ExecTimeout     time.Duration // the handler's context ends then, and a later response is discarded; default: 25 s
-	StoreTimeout    time.Duration // limit for the claim in the store, waits for a connection included; default: 5 s
-	CompleteTimeout time.Duration // limit for storing the outcome; default: 5 s
+	TTL             time.Duration // time after which a record expires; at least as long as Lease and as ExecTimeout; default: 24 h
+	Lease           time.Duration // time after which a retry may take over a claim; longer than ExecTimeout, unless the store renews claims; idempg has Options.Grace in place of Lease; default: 30 s
+	ExecTimeout     time.Duration // time after which the handler's context ends; a later response is discarded; default: 25 s
+	StoreTimeout    time.Duration // longest time for the claim in the store, including waits for a connection; default: 5 s
+	CompleteTimeout time.Duration // longest time for storing the outcome; default: 5 s
 
-	// Wait lets a request wait for another one with the same key that is in
-	// flight, holding no connection, at most [MaxWait], and then replays it.
-	// Beyond [MaxWaitersPerKey] and [MaxWaiters], and once the time is over, the
-	// request is refused as without Wait. Default: no waiting.
+	// Wait is how long a request waits for the response of a running request with the same key, at
+	// most [MaxWait]. The waiting request holds no connection. Beyond [MaxWaitersPerKey] and
+	// [MaxWaiters], and after Wait, the request is refused as without Wait. Default: no waiting.
 	Wait time.Duration
 
-	MaxAttempts int // runs of one key before its outcome counts as unknown; default: no limit
-	// MaxInFlightPerScope is how many handlers run for one scope at once in this
-	// process, on all routes that have a limit together. Over it a request is
-	// answered with 503, unless its record decides it. Default: no limit.
+	MaxAttempts int // number of runs of one key after which the outcome of its request counts as unknown; default: no limit
+	// MaxInFlightPerScope is how many handlers may run for one scope at once in this process; the handlers of all routes
+	// with such a limit count together. Over the limit a request is answered with 503, unless its record decides it.
+	// Default: no limit.
 	MaxInFlightPerScope int
 
-	MaxRequestBody int64 // largest body of a request with a key; a larger one is a 413; default: 1 MiB
+	MaxRequestBody int64 // largest body of a request with a key; a request with a larger body gets 413; default: 1 MiB
 
-	// MaxResponseBody limits a kept body. Over it, and over [MaxStoredNames],
+	// MaxResponseBody is the largest response body that is stored. Over it, and over [MaxStoredNames],
 	// [MaxStoredValues] and [MaxStoredHeader], the client gets the response once, and a retry
 	// gets 410: only the fact that the request ran is kept. Default: 1 MiB.
 	MaxResponseBody int
-	// HardResponseLimit limits a body in memory. Over it the client gets a 500
+	// HardResponseLimit is the largest response body that the middleware keeps in memory. Over it the client gets a 500
 	// response-too-large, which is not retryable. A transactional store has rolled back and
 	// released the key. On other stores the handler's effects stand, so a retry gets 410, unless
 	// the verdict on the status lets it run again. Default: 16 MiB, at least MaxResponseBody.
 	HardResponseLimit int
 }
 
-// ResponseOptions select the parts of a response that are kept, and how it is replayed.
+// ResponseOptions say which parts of a response are stored, and how the middleware replays the response.
 type ResponseOptions struct {
-	KeepHeaders       []string // response headers to keep besides the usual ones, none of key or replay; default: none
-	ReplayHeader      string   // header that is "true" on replays; default: Idempotent-Replayed
-	EmitReplayedFalse bool     // send "false" in ReplayHeader with first responses; default: nothing
+	KeepHeaders       []string // response headers to store besides the usual ones; Header, Aliases and ReplayHeader are not allowed; default: none
+	ReplayHeader      string   // name of the header that has the value "true" in replays; default: Idempotent-Replayed
+	EmitReplayedFalse bool     // send ReplayHeader with the value "false" in first responses; default: first responses do not have this header
 
-	NoStoreBody bool                               // never store a body: a retry gets 410, as for one over the limit; default: false
-	Redact      func(r *http.Request, s *Response) // changes the stored response, not the one that is sent; default: none
-	Sealer      Sealer                             // encrypts stored bodies; default: none
-	// ReplayHook changes the response of a replay; its error is answered as
-	// a handler's. Default: the stored bytes.
+	NoStoreBody bool                               // store no response bodies; a retry gets 410, as after a body over MaxResponseBody; default: false
+	Redact      func(r *http.Request, s *Response) // Redact changes the stored response, but not the response that is sent; default: none
+	Sealer      Sealer                             // Sealer encrypts stored bodies; default: none
+	// ReplayHook changes the response of a replay; an error of ReplayHook is answered like an error
+	// of a handler. Default: the stored bytes are replayed.
 	ReplayHook func(r *http.Request, s *Response) error
-	// LocalReplays is how many responses this process keeps in its memory to replay them
-	// without asking the store, each for at most a minute. Default: none.
+	// LocalReplays is how many responses this process keeps in memory, each for at most a minute;
+	// replays of these responses do not ask the store. Default: none.
 	LocalReplays int
 
-	// AllowStreaming lets a 2xx through to the client while the handler writes it,
-	// so that Flush works. Of such a response only the fact is kept, and it is kept
+	// AllowStreaming sends a 2xx response to the client while the handler writes it, so that Flush
+	// works. Of such a response only the fact is kept, and it is kept
 	// before the first byte leaves: a retry gets 410, even if the handler, the process or
 	// the connection fails half-way, and never a second run. The deciding verdict is the
 	// verdict at the first byte. If the fact cannot be kept, only an error is
@@ -203,19 +202,19 @@ type ResponseOptions struct {
 	AllowStreaming bool
 }
 
-// ProblemOptions say how the middleware answers where it refuses, and how it answers errors.
+// ProblemOptions say how the middleware answers requests that it refuses, and how it answers errors.
 type ProblemOptions struct {
-	MapError       func(error) *Problem // makes the problem of a handler's returned error or of a CommitError; nil result: the default; default: 500
-	Writer         ProblemWriter        // writes a problem as the response; default: WriteProblem
-	InFlightStatus int                  // status for a key whose request still runs: 409, 423 or 429; default: 409
-	MismatchStatus int                  // status for a key that was used for another request: 422, 409 or 400; default: 422
+	MapError       func(error) *Problem // MapError returns the problem for an error of the handler or for a CommitError; if it returns nil, the default applies; default: a problem with status 500
+	Writer         ProblemWriter        // Writer writes a problem as the response; default: WriteProblem
+	InFlightStatus int                  // status for a key whose request is still running: 409, 423 or 429; default: 409
+	MismatchStatus int                  // status for a key that was used for a different request: 422, 409 or 400; default: 422
 
-	// UnknownFingerprintStatus is that of [CodeFingerprintUnknown]: 409, 422 or 503. With 503 the
+	// UnknownFingerprintStatus is the status of [CodeFingerprintUnknown]: 409, 422 or 503. With 503 the
 	// problem asks the client to retry with the same key. Default: 409.
 	UnknownFingerprintStatus int
 
-	TypeBase string // what stands before the code in a problem's type; default: DocsURL and "#", and without a DocsURL urn:idemkey:problem:
-	DocsURL  string // where the problems are described; default: none
+	TypeBase string // text before the code in the member "type" of a problem; default: DocsURL and "#", or urn:idemkey:problem: without a DocsURL
+	DocsURL  string // URL of the page that describes the problems; default: none
 }
 
 // cloneOptions copies o, lists included, so that a route's changes stay its own.

@@ -25,12 +25,12 @@ const sweepRetry = time.Second
 
 // SweeperOptions configure a [Sweeper]. The zero value works.
 type SweeperOptions struct {
-	Interval time.Duration // pause between two passes, on average; each is between half and one and a half of it; default: 5 min
-	Batch    int           // records that one call of Store.Sweep removes; default: 1000
-	Budget   time.Duration // time after which a pass begins no further batch; also the limit of one batch; default: 30 s
+	Interval time.Duration // average pause between two passes; each pause is between 0.5 and 1.5 times Interval; default: 5 min
+	Batch    int           // largest number of records that one call of Store.Sweep removes; default: 1000
+	Budget   time.Duration // time after which a pass begins no further batch; also the longest time of one batch; default: 30 s
 
-	Observer SweepObserver // sees each batch that removed anything; default: none
-	Logger   *slog.Logger  // gets the batches that failed; default: slog.Default()
+	Observer SweepObserver // Observer is called after each batch that removed a record; default: none
+	Logger   *slog.Logger  // Logger gets the errors of failed batches; default: slog.Default()
 }
 
 // Swept of a SweepObserver is called after each batch that removed anything.

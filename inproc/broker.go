@@ -46,16 +46,16 @@ var (
 
 // Options are the limits of a [Broker]. The zero value means the defaults.
 type Options struct {
-	// Prefetch is how many messages one subscription may have in hand.
+	// Prefetch is how many messages of one subscription may be handed over and not yet acked.
 	// Default: 64.
 	Prefetch int
-	// NackDelay is how long a nacked message is held before it is handed over
+	// NackDelay is how long the Broker holds a nacked message before it delivers the message
 	// again. Default: 100 ms.
 	NackDelay time.Duration
-	// DrainTimeout is how long messages in hand may still be acked after a
-	// subscription's end. Default: 30 s.
+	// DrainTimeout is how long messages that were handed over may still be acked after the end of
+	// their subscription. Default: 30 s.
 	DrainTimeout time.Duration
-	// AckTimeout bounds the wait for the acks of a batch. Default: 1 min.
+	// AckTimeout limits how long PublishBatch waits for the acks of a batch. Default: 1 min.
 	AckTimeout time.Duration
 }
 

@@ -11,18 +11,18 @@ import (
 // MaxList is the largest number of entries that a list returns at once.
 const MaxList = 1000
 
-// Options are those of all constructors of this package. A nil *Options means the defaults.
+// Options are the options of all constructors of this package. A nil *Options means the defaults.
 type Options struct {
 	Schema string // PostgreSQL schema of the tables; default: sagamill
 
-	// By is the person, for the journal. A decision about an instance and an edit need a name: from here, or said
-	// with them. Default: the login role of the session.
+	// By is the name of the person that the journal records. A decision about an instance and an edit need a name: from
+	// here, or said with them. Default: the login role of the session.
 	By  string
-	Why string // reason, for the journal; default: none
+	Why string // reason that the journal records; default: none
 
 	// ReadTimeout limits each statement of the lists, counts and groups of Instances and DeadLetters, and each page that
-	// Instances.PreviewAll and Instances.DecideAll read, on the server: it cancels a longer one, with the code 57014.
-	// Default: no limit besides that of the session.
+	// Instances.PreviewAll and Instances.DecideAll read; PostgreSQL cancels a longer statement with the code 57014.
+	// Default: only the limit of the session applies.
 	ReadTimeout time.Duration
 }
 

@@ -11,10 +11,10 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 )
 
-// WatermillOptions are what most callers leave alone. The zero value is usable.
+// WatermillOptions are settings that most callers leave at their defaults. The zero value is usable.
 type WatermillOptions struct {
-	// Concurrency is how many calls of the watermill publisher run at once, those of all lanes
-	// together; three quarters of them may be for one topic. Default: 16; less than 1 counts as
+	// Concurrency is how many calls of the watermill publisher may run at once, for all lanes
+	// together; at most three quarters of these calls may be for one topic. Default: 16; less than 1 counts as
 	// 1, more than 256 as 256.
 	Concurrency int
 }

@@ -23,55 +23,55 @@ import (
 	"github.com/sagamill/sagamill/internal/testsignal"
 )
 
-// RelayOptions are what most callers leave alone. The zero value is usable.
+// RelayOptions are settings that most callers leave at their defaults. The zero value is usable.
 type RelayOptions struct {
-	Schema string // Postgres schema of the outbox; default: sagamill
+	Schema string // PostgreSQL schema of the outbox; default: sagamill
 
-	// Window is how many messages may be read and not yet noted as published. When the relay
-	// is killed, at most so many are published again. (A message over which the broker's
-	// connection breaks lets it grow, to twice as many.) Default: 2048, at most 100,000.
+	// Window is how many messages the relay may have read, but not yet recorded as published. When
+	// the relay is killed, at most Window messages are published again. After a message over which
+	// the broker's connection breaks, Window can grow to twice as many. Default: 2048, at most 100,000.
 	Window int
-	// WindowBytes limits the payload bytes of the same messages, plus at most one message. It
-	// can grow to twice as much, as Window can. Default: 64 MiB; at least 1.
+	// WindowBytes limits the payload bytes of the messages that Window counts; one message may
+	// exceed the limit. WindowBytes can grow to twice as much, as Window can. Default: 64 MiB; at least 1.
 	WindowBytes int
-	// Lanes is how many calls of the Publisher run at once for each topic, for at most 64
-	// topics. Messages of one ordering key are in one lane. Default: 4, at most 64.
+	// Lanes is how many calls of the Publisher may run at once for each topic; each lane makes
+	// calls for at most 64 topics at once. Messages of one ordering key are in one lane. Default: 4, at most 64.
 	Lanes int
-	// Lease is the time without a sign of life after which another relay takes over.
-	// Default: 5 s; from 1 s to 1 h.
+	// Lease is the time after which another relay takes over from a relay that does not renew its
+	// lease. Default: 5 s; from 1 s to 1 h.
 	Lease time.Duration
 
 	// PollMin is the shortest pause between two reads of the outbox. Default: 5 ms.
 	PollMin time.Duration
-	// PollMax is the longest pause. The relay reads at once after [Relay.Wake], and after a notification of another
-	// process. Messages that are committed without either wait for so long at most, and for 250 ms if others came so
-	// within the last five minutes, or if the relay does not listen. Default: 2 s.
+	// PollMax is the longest pause between two reads of the outbox. The relay reads at once after [Relay.Wake], and
+	// after a notification of another process. Messages that are committed without either wait for so long at most, and
+	// for 250 ms if others came so within the last five minutes, or if the relay does not listen. Default: 2 s.
 	PollMax        time.Duration
-	PublishTimeout time.Duration // longest wait for the broker in one call; default: 30 s, at most 1 h
-	DrainTimeout   time.Duration // longest wait for messages in hand when Run's context ends; default: 10 s
+	PublishTimeout time.Duration // longest wait for the broker in one call of the Publisher; default: 30 s, at most 1 h
+	DrainTimeout   time.Duration // longest wait for messages that are being published when Run's context ends; default: 10 s
 
-	MaxAttempts int           // refusals after which a message is dead; default: 20
-	RetryBase   time.Duration // ceiling of the wait after the first refusal; default: 1 s
-	RetryCap    time.Duration // ceiling of any wait after a refusal; default: 5 min
+	MaxAttempts int           // number of refusals by the broker after which a message is a dead letter; default: 20
+	RetryBase   time.Duration // longest wait after the first refusal by the broker; default: 1 s
+	RetryCap    time.Duration // longest wait after any refusal by the broker; default: 5 min
 
-	// NoListen makes the relay poll for commits of other processes. By default it listens for
-	// their notifications on a connection that it takes from the pool. Set it behind a
+	// NoListen makes the relay find commits of other processes by polling, in place of notifications.
+	// By default the relay listens for notifications on a connection of the pool. Set NoListen behind a
 	// transaction-mode pooler, where listening does not work. Default: false.
 	NoListen bool
 
-	RotateBytes int64         // size at which the log goes on in another table; default: 64 MiB
-	RotateAfter time.Duration // age at which it does; default: 1 min
+	RotateBytes int64         // size of the current table of the outbox log at which the next table becomes current; default: 64 MiB
+	RotateAfter time.Duration // time in use after which the current table of the outbox log is replaced by the next table; default: 1 min
 
-	// Retention is how long published messages are kept at least: as long as a lost queue, or a
-	// database that was set back, can be made good by a replay (package operator). Default: 1 h;
-	// [NoRetention]: they are removed as soon as that costs nothing.
+	// Retention is how long published messages are kept at least; for this time, a replay (package
+	// operator) can repair a lost queue or a restored database. Default: 1 h; with [NoRetention],
+	// the relay empties a table of the outbox log when all its messages are published.
 	Retention time.Duration
 
 	// Observer is called with published messages that have a trace: see package telemetry.
 	// Default: none.
 	Observer PublishObserver
 
-	Logger *slog.Logger // gets failures, and when the relay becomes active; default: slog.Default()
+	Logger *slog.Logger // Logger gets failures, and a message when the relay becomes active; default: slog.Default()
 }
 
 // NoRetention is the [RelayOptions].Retention of a relay whose published messages nobody will replay.

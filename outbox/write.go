@@ -27,12 +27,12 @@ type Writer struct {
 	tracer WriterTracer
 }
 
-// WriterOptions are what most callers leave alone.
+// WriterOptions are settings that most callers leave at their defaults.
 type WriterOptions struct {
-	Schema string // Postgres schema of the outbox; default: sagamill
+	Schema string // PostgreSQL schema of the outbox; default: sagamill
 
-	// Tracer adds the trace of the context that is given to Write to messages without one:
-	// see package telemetry. Default: messages keep what they have.
+	// Tracer adds the trace in the context of Write to messages without a trace: see package
+	// telemetry. Default: no trace is added.
 	Tracer WriterTracer
 }
 

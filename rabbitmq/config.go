@@ -39,24 +39,25 @@ const maxName = maxShortString - outbox.MaxTopic - len(".") - len(deadSuffix)
 
 // ConfigOptions are optional settings of [NewConfig].
 type ConfigOptions struct {
-	// Prefix begins the name of every exchange and queue. With the service's
+	// Prefix is the beginning of the name of every exchange and queue. With the service's
 	// name it may have up to 49 bytes. Default: none.
 	Prefix string
-	// SingleActiveConsumer lets the broker deliver to one consumer of a queue at
-	// a time, so that [SubscriberOptions].Key keeps the order over all of them.
-	// It is an argument of the queue: one that exists without it has to be
+	// SingleActiveConsumer lets the broker deliver to only one consumer of a queue at
+	// a time, so that [SubscriberOptions].Key keeps the order across all consumers.
+	// It is an argument of the queue: a queue that exists without it has to be
 	// deleted first. Default: false.
 	SingleActiveConsumer bool
-	// Passive declares nothing. Exchanges, queues and bindings are made beforehand, by
-	// [DeclareTopology] or sagamill broker declare as a user with that permission. A service's own
+	// With Passive, publisher and subscriber declare no exchanges, queues or bindings. Exchanges, queues and bindings are
+	// made beforehand, by [DeclareTopology] or sagamill broker declare as a user with that
+	// permission. A service's own
 	// user needs no permission to configure anything; see [Topology]. A Subscriber then waits for
 	// a missing queue, and messages to a missing exchange are refused. An exchange, queue or
 	// binding that somebody deletes is not made again. Only the Publisher notices a missing
 	// binding: its messages are [ErrUnroutable]. Default: false.
 	Passive bool
-	// Dial connects to a broker at addr, which is host:port, in place of TCP: through a
-	// proxy, say. ctx ends after DialTimeout, when another address was faster, and with
-	// Close; Dial has to return then. TLS is on top of what it returns. It may be called by
+	// Dial connects to the broker at addr (host:port) in place of TCP, for example through a proxy.
+	// ctx ends after DialTimeout, when another address was faster, and with Close; Dial has to
+	// return when ctx ends. TLS is on top of what it returns. It may be called by
 	// several goroutines at once. A Dial of Connection.AmqpConfig wins, and a Config whose
 	// TopologyBuilder is replaced loses this one. Default: TCP.
 	Dial func(ctx context.Context, network, addr string) (net.Conn, error)

@@ -22,28 +22,28 @@ const (
 	maxPause = 5 * time.Second
 )
 
-// ConnectionOptions are the limits of a connection and of the waits on it.
+// ConnectionOptions are the limits of a connection, and of the waits for its broker.
 // The zero value means the defaults.
 type ConnectionOptions struct {
-	// Name is shown by the broker's tools. Default: none.
+	// Name is the name of the connection in the broker's tools. Default: none.
 	Name string
-	// Heartbeat is how often the two sides show life; a peer that shows none
-	// for about twice as long is given up. A heartbeat in the URL or the
+	// Heartbeat is how often client and broker send each other a heartbeat; after about twice
+	// this time without a heartbeat, the connection is given up. A heartbeat in the URL or the
 	// amqp.Config wins. Default: 5 s.
 	Heartbeat time.Duration
-	// DialTimeout bounds connecting to one address, with TLS and the handshake. With several
+	// DialTimeout limits the time for connecting to one address, including TLS and the AMQP handshake. With several
 	// addresses the next one is dialled beside it after 500 ms. So a round of dials takes up to
 	// 500 ms longer for each further address. Default: 10 s.
 	DialTimeout time.Duration
-	// RequestTimeout bounds the wait for an answer, such as to a declaration.
+	// RequestTimeout limits the wait for an answer of the broker, such as the answer to a declaration.
 	// After it the connection is dropped. If the broker still opens channels, a
 	// declaration costs its own channel only, as long as no more than 8 of a
 	// connection wait. Default: 10 s.
 	RequestTimeout time.Duration
-	// WriteTimeout bounds one write to the socket. After it the connection is
+	// WriteTimeout limits the time of one write to the socket. After it the connection is
 	// dropped. Default: 5 s.
 	WriteTimeout time.Duration
-	// CloseTimeout bounds the goodbye to the broker. Default: 5 s.
+	// CloseTimeout limits the time of the closing handshake with the broker. Default: 5 s.
 	CloseTimeout time.Duration
 }
 

@@ -27,16 +27,17 @@ var (
 // PublisherOptions are the limits of a [Publisher]. The zero value means the
 // defaults.
 type PublisherOptions struct {
-	// Connection is for the one connection, to one of the brokers that the Config names.
+	// Connection has the options of the publisher's only connection; this connection goes to one of the brokers of the
+	// Config.
 	Connection ConnectionOptions
 	// Window is how many messages may be unconfirmed on one channel. Keep it below 400: at
 	// about 400 messages of one channel for a queue that takes none, RabbitMQ stops reading
 	// from the whole connection. Default: 256.
 	Window int
-	// Channels is how many batches may be on their way at once; further ones
-	// wait their turn. A relay uses RelayOptions.Lanes of them for each topic. Default: 32.
+	// Channels is how many batches may be published at once; further batches wait. A relay uses RelayOptions.Lanes of
+	// them for each topic. Default: 32.
 	Channels int
-	// ConfirmTimeout bounds the wait for the next confirm. The wait adapts to how long
+	// ConfirmTimeout limits the wait for the next confirm of the broker. The wait adapts to how long
 	// confirms take: it is between 1 s and ConfirmTimeout, and doubles after a timeout at
 	// each broker of the Config. It is up to four times as long while the broker confirms
 	// other messages on the connection. After it the outcome of unconfirmed messages is unknown,
@@ -44,15 +45,15 @@ type PublisherOptions struct {
 	// the Publisher goes to another broker of the Config: to each once, and then after each
 	// such round. Each topic has a separate timeout. Default: 30 s.
 	ConfirmTimeout time.Duration
-	// MaxPayload is the broker's max_message_size, in bytes; over it the broker
-	// would close the channel. Default: 16 MiB, RabbitMQ 4's own.
+	// MaxPayload is the broker's max_message_size, in bytes; the broker would close the channel
+	// after a larger message. Default: 16 MiB, RabbitMQ 4's own.
 	MaxPayload int
-	// UserID is sent with each message as its property user-id. The broker refuses
+	// UserID is the property user-id of each message. The broker refuses
 	// a message, as [ErrRejected], unless this is the user who is logged in on the
 	// connection: a consumer who finds it, as [MetadataUserID], knows who has sent the
-	// message. Default: none is sent.
+	// message. Default: no property user-id.
 	UserID string
-	// Logger hears of reconnections. Default: [slog.Default].
+	// Logger gets a message for each reconnection. Default: [slog.Default].
 	Logger *slog.Logger
 }
 

@@ -32,15 +32,15 @@ const initializeTimeout = 30 * time.Second
 // SubscriberOptions are the limits of a [Subscriber]. The zero value means the
 // defaults.
 type SubscriberOptions struct {
-	// Connection is for each connection, to one of the brokers that the Config names.
+	// Connection has the options of each connection of the Subscriber to a broker of the Config.
 	Connection ConnectionOptions
-	// Prefetch is how many messages of a subscription may be in hand at once,
-	// and how many the broker sends ahead of their acks. The Config's Qos is
+	// Prefetch is how many unacked messages the broker sends to a subscription; all of them may be
+	// handed over at once. The Config's Qos is
 	// not used: its usual value of 1 means one message at a time. Batches of a
 	// consumer are filled from these. Default: 256.
 	Prefetch int
-	// PrefetchBytes is how many bytes of payload of a subscription may be in this process, in
-	// hand or waiting, give or take a message. Prefetch counts messages: 256 of 8 MiB are 2 GiB.
+	// PrefetchBytes limits the payload bytes of a subscription's messages in this process; one
+	// message may exceed the limit. Prefetch counts messages: 256 of 8 MiB are 2 GiB.
 	//
 	// The broker has no such limit. At the bound, messages that are not in hand go back to the
 	// broker, and the subscription is renewed with a smaller Prefetch: PrefetchBytes divided by
@@ -51,27 +51,27 @@ type SubscriberOptions struct {
 	// small again, after some hundreds of them, the subscription is renewed with a larger
 	// Prefetch. Default: 64 MiB.
 	PrefetchBytes int
-	// Key names what a message is about, so that messages with the same key are
+	// Key returns the ordering key of a message; messages with the same key are
 	// handed over one at a time and in order: see [Subscriber.Subscribe]. It is
 	// called once for each delivery, before the handler sees the message, by one
 	// goroutine for each subscription; it must not wait for anything. A message
 	// with the key "" is in no order with any other; a panic, which is logged, counts as
 	// that key. [outbox.SagaKey] is the one
 	// for messages that an outbox orders by saga, as it does by default.
-	// Default: none has a key.
+	// Default: no message has a key.
 	Key func(*message.Message) string
-	// NackDelay is how long a nacked message is held, half to one and a half
-	// times, before it is given back: a broker redelivers at once, thousands of
-	// times a second. Default: 1 s.
+	// NackDelay is the average time for which a nacked message is held before it is given back; each
+	// time is between 0.5 and 1.5 times NackDelay. Without a delay, the broker redelivers at once,
+	// thousands of times a second. Default: 1 s.
 	NackDelay time.Duration
-	// DrainTimeout is how long messages in hand may still be acked after a
-	// subscription's end. Default: 30 s.
+	// DrainTimeout is how long messages that were handed over may still be acked after the end of
+	// their subscription. Default: 30 s.
 	DrainTimeout time.Duration
-	// TopologyInterval is how often exchange, queue and binding are declared
-	// again while subscribed, in case somebody deleted them. A subscription
+	// TopologyInterval is how often a subscription declares its exchange, queue and binding again,
+	// in case somebody has deleted them. A subscription
 	// that was idle for so long is renewed. Default: 30 s.
 	TopologyInterval time.Duration
-	// Logger hears of lost and regained subscriptions. Default: [slog.Default].
+	// Logger gets a message for each lost and each regained subscription. Default: [slog.Default].
 	Logger *slog.Logger
 }
 

@@ -16,36 +16,36 @@ import (
 // ErrInvalid reports a definition that cannot work.
 var ErrInvalid = machine.ErrInvalid
 
-// A Step is a part of a saga whose state is an S: an action, which is set by Do, or several steps, which are set by
-// All or Seq.
+// A Step is a part of a saga with a state of type S: either one action in Do, or several steps in All or Seq.
 type Step[S any] struct {
-	Name string // [a-z0-9][a-z0-9-]{0,62}, once in a definition; required
+	Name string // matches [a-z0-9][a-z0-9-]{0,62}, and is unique in the definition; required
 
 	Do   Action[S] // the action: [Remote], [Local] or [Nested]; required without All or Seq
-	Undo Action[S] // the compensation, of the same kind; default: none. A nested saga undoes itself.
+	Undo Action[S] // the compensation, of the same kind as Do; default: none. A nested saga undoes itself.
 
-	All []Step[S] // steps that begin together, and are done when all are; default: none
-	Seq []Step[S] // steps one after the other, such as within All; default: none
+	All []Step[S] // steps that begin at the same time; All is done when each of its steps is done; default: none
+	Seq []Step[S] // steps that run one after the other, for example within All; default: none
 
-	// Pivot marks the step after which the saga only goes forward. Steps behind it have no Undo, and a Retry of two
+	// Pivot marks the step after which no step of the saga is undone. Steps behind it have no Undo, and a Retry of two
 	// attempts or more. Default: false.
 	Pivot bool
 
-	// When reports whether the step is done at all. It is called when the step's turn comes, and must not change the
-	// state. Default: always.
+	// When returns whether the step runs; if not, the step is skipped. It is called when the step's turn comes, and must
+	// not change the state. Default: always.
 	When func(s *S) bool
 
-	// Deadline is how long a reply may take. Allow for the queue, for the participant's retries and, unless its step
-	// is Single, for the batch that the command is handled in. After the deadline the saga compensates, this step
-	// included, since its effect is not known; the pivot, and a step behind it, is stuck instead. It is at most ten
-	// years, and a Local cannot have one. Default: none, and the step is stuck after [Options].Patience.
+	// Deadline is the longest wait for the reply to the command of the step. Allow for the queue, for the participant's
+	// retries and, unless its step is Single, for the batch that the command is handled in. After the deadline the saga
+	// compensates, this step included, since its effect is not known; the pivot, and a step behind it, is stuck instead.
+	// It is at most ten years, and a Local cannot have one. Default: none; without a reply, the step is stuck after
+	// [Options].Patience.
 	Deadline time.Duration
 
-	// Retry is for rejections by a participant or a nested saga; each attempt is a command with its own number. For a
-	// Local it is for errors. Default: one attempt, and 10 for a Local.
+	// Retry limits the attempts of a step that a participant or a nested saga rejects; each attempt is a command with its
+	// own number. For a Local, Retry limits the attempts after errors. Default: one attempt, but 10 attempts of a Local.
 	Retry Retry
-	// UndoRetry is for errors of a Local that undoes. A participant has its own attempts, so UndoRetry is an error
-	// there. Default: 10 attempts.
+	// UndoRetry limits the attempts of a [Local] in Undo that returns errors. A participant has its own attempts, so
+	// UndoRetry is an error there. Default: 10 attempts.
 	UndoRetry Retry
 }
 
@@ -120,8 +120,8 @@ func (d *Definition[S]) Within(limit time.Duration) (*Definition[S], error) {
 }
 
 // OnEnd returns d with a function for its end: do is called in the transaction that ends an instance, after the last
-// step, with the status [Completed] or [Compensated], and with the reason of a compensation. For example, do marks an order as paid
-// or failed. A nested saga that completes and is compensated later ends twice, so do is called twice.
+// step, with the status [Completed] or [Compensated], and with the reason of a compensation. For example, do marks an
+// order as paid or failed. A nested saga that completes and is compensated later ends twice, so do is called twice.
 //
 // do works as in [Local], and may change the state. Its Turn has no Step. An instance ends only when a call
 // succeeds. After an error or a panic do is called again, after 1 s at first and 5 min at most. After ten attempts the

@@ -136,31 +136,31 @@ func (o *Orchestrator) Run(ctx context.Context) error {
 	return err
 }
 
-// Options are what most callers leave alone. The zero value is usable.
+// Options are settings that most callers leave at their defaults. The zero value is usable.
 type Options struct {
-	Schema string // Postgres schema of instances, inbox and outbox; default: sagamill
+	Schema string // PostgreSQL schema of instances, inbox and outbox; default: sagamill
 
-	Patience      time.Duration // how long a step without a Deadline may go without a reply before it is stuck; default: 24 h
-	Retention     time.Duration // how long instances are kept after their end, and with them the meaning of their keys; default: 30 days
-	TimerPoll     time.Duration // longest pause between looks for deadlines that have passed; default: 250 ms
-	TimerWorkers  int           // instances whose timers run at once; default: 4, at most 64
-	HousekeepPoll time.Duration // pause between looks for instances that are silent, or ended long ago; default: 1 min
+	Patience      time.Duration // time for which a step without a Deadline waits for a reply; after this time the step is stuck; default: 24 h
+	Retention     time.Duration // time for which an instance is kept after its end; during this time its key still names this instance; default: 30 days
+	TimerPoll     time.Duration // longest pause between two searches for deadlines that have passed; default: 250 ms
+	TimerWorkers  int           // number of instances whose timers run at once; default: 4, at most 64
+	HousekeepPoll time.Duration // pause between two searches for instances that wait longer than Patience, and for instances that ended longer ago than Retention; default: 1 min
 
-	// Partial lets Run start although there are live instances of versions that are not registered: another binary
-	// finishes them. Default: Run returns an [UnfinishableError].
+	// Partial lets Run start although live instances have versions that are not registered; another binary must finish
+	// these instances. Default: Run returns an [UnfinishableError].
 	Partial bool
 
-	// NamedReplies refuses a reply whose step key does not name the step that its n stands for. It does so before
-	// anything else in the reply is trusted, as Consumer.Verify does. With NamedReplies, a participant may answer for
-	// the Steps of its signing.Sender only. Without it, a participant could answer for another's step and name its
-	// step in the reply. Replies of [On] and [OnUndo] name their step; those of a nested saga are named saga- and its
-	// name. Default: a reply may name any step.
+	// NamedReplies refuses a reply if the step name in its key differs from the step that the n of the key stands for.
+	// It does so before anything else in the reply is trusted, as Consumer.Verify does. With NamedReplies, a participant
+	// may answer for the Steps of its signing.Sender only. Without it, a participant could answer for another's step and
+	// name its step in the reply. Replies of [On] and [OnUndo] name their step; those of a nested saga are named saga-
+	// and its name. Default: a reply may name any step.
 	NamedReplies bool
 
-	Consumer consumer.Options // options of the consumer of replies, without its Schema, Wake and Logger
+	Consumer consumer.Options // options of the consumer of replies; the orchestrator sets Schema, Wake and Logger of Consumer itself
 
-	Wake   func()       // called after a commit that put messages into the outbox, such as Relay.Wake; default: none
-	Logger *slog.Logger // gets failures of replies, timers and housekeeping; default: slog.Default()
+	Wake   func()       // Wake is called after a commit that wrote messages to the outbox; Relay.Wake is such a function; default: none
+	Logger *slog.Logger // Logger gets errors of replies, of timers and of housekeeping; default: slog.Default()
 }
 
 const maxTimerWorkers = 64

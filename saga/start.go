@@ -31,9 +31,9 @@ type Starter[S any] struct {
 	tracer outbox.WriterTracer
 }
 
-// StarterOptions are what most callers leave alone.
+// StarterOptions are settings that most callers leave at their defaults.
 type StarterOptions struct {
-	Schema string // Postgres schema of the instances and the outbox: the orchestrator's; default: sagamill
+	Schema string // PostgreSQL schema of the instances and the outbox; use the schema of the orchestrator; default: sagamill
 
 	// Tracer returns the trace of the context that Start gets. All messages of the instance then belong to that
 	// trace: see package telemetry. Default: none.

@@ -16,14 +16,14 @@ const defaultTimeout = 2 * time.Second
 // Options are common to all functions of this package, so that a service sets them once.
 // Each function reads the fields that concern it.
 type Options struct {
-	MeterProvider  metric.MeterProvider // makes the metrics; default: the global one
-	TracerProvider trace.TracerProvider // makes the traces; default: the global one
+	MeterProvider  metric.MeterProvider // provider of the metrics; default: OpenTelemetry's global provider
+	TracerProvider trace.TracerProvider // provider of the traces; default: OpenTelemetry's global provider
 
-	// System is messaging.system of the spans, such as rabbitmq. Default: sagamill.
+	// System is the attribute messaging.system of the spans, such as rabbitmq. Default: sagamill.
 	System string
 
 	// Keys adds the scope and the key of a message to its spans. Callers choose both, so
-	// they may be personal data. Default: no span has them.
+	// they may be personal data. Default: spans have neither scope nor key.
 	Keys bool
 
 	// Attributes are added to every measurement, and to every span that this package starts.
@@ -31,7 +31,7 @@ type Options struct {
 	// as the service's name. Default: none.
 	Attributes []attribute.KeyValue
 
-	// Timeout limits how long a collection waits for the database. Default: 2 s.
+	// Timeout limits how long a collection of metrics waits for the database. Default: 2 s.
 	Timeout time.Duration
 }
 

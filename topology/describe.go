@@ -81,13 +81,13 @@ type Command struct {
 	Reply   Message  `json:"reply"`
 }
 
-// Options are what [Describe] cannot read from steps and sagas. The zero value is usable.
+// Options are facts about a service that [Describe] cannot read from its steps and sagas. The zero value is usable.
 type Options struct {
 	Version     string               // version of the service; default: none
 	Prefix      string               // prefix of the names of exchanges and queues, as in rabbitmq.ConfigOptions; default: none
-	BrokerURL   string               // URL of RabbitMQ, or several separated by commas; default: the service does not use RabbitMQ
-	CloudEvents *cloudevents.Options // options of the relay's publisher; default: the service sends no CloudEvents
-	Emits       []outbox.Output      // what else the service sends, such as from HTTP handlers, local steps and saga.Definition.OnEnd; default: nothing
+	BrokerURL   string               // URL of RabbitMQ, or several URLs separated by commas; default: the service does not use RabbitMQ
+	CloudEvents *cloudevents.Options // options of the CloudEvents publisher that the relay uses; default: the service sends no CloudEvents
+	Emits       []outbox.Output      // messages that steps and sagas do not describe, such as messages of HTTP handlers, of local steps and of saga.Definition.OnEnd; default: none
 }
 
 // Describe returns the description of the service called name. It makes JSON Schemas from the Go types of bodies, and
@@ -196,8 +196,8 @@ func describeInput(in *consumer.Input, undo bool) Input {
 	return d
 }
 
-// contentTypeOf returns the content type of the first codec that can encode a body, or that of JSON if none can. An Input
-// may have codecs that are for the bodies of other steps.
+// contentTypeOf returns the content type of the first codec that can encode a body, or that of JSON if none can. An
+// Input may have codecs that are for the bodies of other steps.
 func contentTypeOf(codecs []outbox.Codec, body reflect.Type) string {
 	sample := reflect.New(body).Elem()
 	if body.Kind() == reflect.Pointer {

@@ -1,60 +1,60 @@
 // Command sagamill is the operator's command.
 //
-//	sagamill init                    write a new service into a directory
+//	sagamill init                    write a new service into a new directory
 //	sagamill dev                     find or start PostgreSQL and RabbitMQ, and keep them running
 //
-//	sagamill status                  the state of all schemas on one page, and their problems
+//	sagamill status                  print the state of all schemas on one page, and their problems
 //
-//	sagamill console                 serve pages on which a person sees every saga, and acts on it
+//	sagamill console                 serve web pages on which a person sees sagas and acts on them
 //
 //	sagamill migrate up              create or update the tables
-//	sagamill migrate print           print the SQL, for people who apply it themselves
-//	sagamill migrate roles           print the SQL of database roles with the rights that each process needs
-//	sagamill migrate version         say which migrations the schema has had
-//	sagamill migrate down            take the schema back to a version; 0 removes every table
+//	sagamill migrate print           print the SQL of the tables, for people who apply it themselves
+//	sagamill migrate roles           print the SQL of database roles that have the privileges that each process needs
+//	sagamill migrate version         print how many migrations the schema has had, and which parts it has
+//	sagamill migrate down            revert the schema to a version; version 0 removes every table
 //
-//	sagamill outbox status           what is unpublished, and which relay publishes; asks the database alone
-//	sagamill outbox dead list        messages that the broker refused until their attempts were used up
-//	sagamill outbox dead show        all about some of them
-//	sagamill outbox dead redrive     publish them again
-//	sagamill outbox dead discard     remove them for good
-//	sagamill outbox refused list     messages that the broker refuses and that are tried again
-//	sagamill outbox refused release  make them dead letters now, and let go what waits behind them
+//	sagamill outbox status           print how many messages are unpublished, and which relay is active
+//	sagamill outbox dead list        list messages that the broker refused until their attempts were used up
+//	sagamill outbox dead show        print all details of some dead letters
+//	sagamill outbox dead redrive     publish dead letters again
+//	sagamill outbox dead discard     remove dead letters for good
+//	sagamill outbox refused list     list messages that the broker has refused and that the relay will try again
+//	sagamill outbox refused release  turn refused messages into dead letters now, and publish the messages behind them
 //
-//	sagamill dead list               messages that a step could not handle or read, or that are retrying
-//	sagamill dead show               all about some of them
-//	sagamill dead plan               what a redrive would make of them
-//	sagamill dead redrive            run them again
-//	sagamill dead edit               change one's payload and headers
-//	sagamill dead discard            remove them for good
+//	sagamill dead list               list dead letters, which a step could not handle or read, or retrying messages
+//	sagamill dead show               print all details of some dead letters
+//	sagamill dead plan               print what a redrive would do with dead letters
+//	sagamill dead redrive            run dead letters again
+//	sagamill dead edit               change the payload and the headers of a dead letter
+//	sagamill dead discard            remove dead letters for good
 //	sagamill dead retry              run retrying messages now
-//	sagamill dead bury               make dead letters of retrying messages
+//	sagamill dead bury               turn retrying messages into dead letters now
 //
-//	sagamill replay                  publish a saga's messages once more, or all of a time range
+//	sagamill replay                  publish again the stored messages of a saga, or of a time range
 //
-//	sagamill journal                 who has done what to messages, and why
+//	sagamill journal                 list who has changed which messages, and why
 //
-//	sagamill saga list               instances of orchestrated sagas
-//	sagamill saga show               one's timeline, and what would be undone
-//	sagamill saga pause              let it rest, and
-//	sagamill saga resume             go on
-//	sagamill saga cancel             compensate it
-//	sagamill saga compensate         undo what comes after a step, and pause
-//	sagamill saga skip               let a step pass for done, or for undone
-//	sagamill saga reject             let a step pass for one that has done nothing
-//	sagamill saga retry              try again now; this and the verbs above take -all and a filter for many instances
-//	sagamill saga check              say which live ones a binary could not finish
+//	sagamill saga list               list instances of orchestrated sagas
+//	sagamill saga show               print the timeline of an instance, and the steps that would be undone
+//	sagamill saga pause              pause an instance
+//	sagamill saga resume             continue a paused instance
+//	sagamill saga cancel             compensate an instance
+//	sagamill saga compensate         undo the steps after a step, and pause the instance
+//	sagamill saga skip               treat a step as done, or as undone
+//	sagamill saga reject             treat a step as a step without effect
+//	sagamill saga retry              try a step again now; from pause to retry, -all takes a filter for many
+//	sagamill saga check              print which versions have live instances, and which of these a binary cannot finish
 //
-//	sagamill why                     say where a saga is waiting
+//	sagamill why                     print where a saga is waiting
 //
-//	sagamill broker permissions      print commands that give each service its permissions in RabbitMQ
+//	sagamill broker permissions      print the rabbitmqctl commands that give each service its permissions in RabbitMQ
 //	sagamill broker declare          declare the exchanges and queues of a topology
-//	sagamill broker delete           delete them, unless a queue holds messages or is consumed from
+//	sagamill broker delete           delete the exchanges and queues of a topology, unless a queue is in use
 //
 //	sagamill topology asyncapi       print an AsyncAPI document of services that describe themselves
 //
-//	sagamill version                 say which build this is, and which messages and tables it knows
-//	sagamill help                    say what a command does and takes, as its -h does
+//	sagamill version                 print the version of this command, and what it knows of messages and tables
+//	sagamill help                    print what a command does and its flags, as -h does
 //
 // The database is that of -database or DATABASE_URL, the schema that of
 // -schema, by default sagamill. All commands but migrate take several, as -schema a,b and with

@@ -26,19 +26,19 @@ const (
 
 // Options configure a [Store]. The zero value works.
 type Options struct {
-	Prefix string // prefix of every lock; visible ASCII without braces; default: idemlock:
+	Prefix string // prefix of every lock in Redis: visible ASCII characters, no braces; default: idemlock:
 
-	// CallTimeout is for one call of Redis, connecting and repetitions included.
+	// CallTimeout is the longest time for one call of Redis, including connecting and repetitions.
 	// A request waits for two: it takes the lock and frees it. Default: 50 ms, and
 	// 500 ms with RequireLock.
 	CallTimeout time.Duration
 
-	// RequireLock refuses requests while Redis does not answer, for a Postgres
-	// that could not bear the duplicates. Each request asks Redis then, also
-	// after a failure. Default: Redis is passed over and Postgres decides alone.
+	// RequireLock refuses requests while Redis does not answer; set it if duplicate requests
+	// would overload PostgreSQL. Each request asks Redis then, also after a failure. Default: PostgreSQL
+	// decides alone while Redis does not answer.
 	RequireLock bool
 
-	Logger *slog.Logger // gets the loss of Redis and its return; default: slog.Default()
+	Logger *slog.Logger // Logger gets a message when Redis stops answering, and when Redis answers again; default: slog.Default()
 }
 
 // A Store is an [idempg.Store] behind locks in Redis. It is safe for concurrent

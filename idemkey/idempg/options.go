@@ -63,31 +63,31 @@ const (
 // Options configure a [Store]. The zero value works.
 type Options struct {
 	Schema    string         // PostgreSQL schema of the table; default: sagamill
-	Isolation pgx.TxIsoLevel // isolation level of the handler's transaction; default: the database's, READ COMMITTED under ClaimInline
-	ClaimMode ClaimMode      // how others are kept from running the same request; default: ClaimLeased
+	Isolation pgx.TxIsoLevel // isolation level of the handler's transaction; default: the isolation level of the database, or READ COMMITTED with ClaimInline
+	ClaimMode ClaimMode      // how the store prevents two runs of the same request at once; default: ClaimLeased
 
-	// MaxInFlight is how many handlers run at once, each on one connection.
-	// Default: the pool's MaxConns less 2, at least 1.
+	// MaxInFlight is how many handlers may run at once, each on one connection.
+	// Default: the pool's MaxConns minus 2, at least 1.
 	MaxInFlight    int
-	AcquireTimeout time.Duration // wait for a place and for a connection, each; default: 2 s
+	AcquireTimeout time.Duration // longest time of each of two waits: for one of the MaxInFlight places, and for a connection; default: 2 s
 
-	// Grace is the life of a claim until the row lock takes its place, at the handler's
-	// first statement or after a quarter of it. A key whose owner has died before waits as long. Default: 10 s.
+	// Grace is the life of a claim without a row lock; a row lock takes the place of the claim at the handler's first
+	// statement, or after a quarter of Grace. If the owner dies before that, retries wait for Grace. Default: 10 s.
 	Grace         time.Duration
-	LookupTimeout time.Duration // limit for finding out what became of a commit whose reply was lost; default: 2 s
-	IdleMargin    time.Duration // time beyond the handler's, after which the server ends an idle transaction; default: 5 s
+	LookupTimeout time.Duration // longest time for finding out whether a transaction has committed, if the reply to COMMIT was lost; default: 2 s
+	IdleMargin    time.Duration // time that is added to ExecTimeout; PostgreSQL ends a transaction that is idle for longer than both together; default: 5 s
 
-	// ConnectionCheck is how often the server looks, while it runs a
-	// statement, whether this process still lives. It needs a server on a
+	// ConnectionCheck is how often PostgreSQL checks, while it runs a statement, whether this
+	// process is still connected. It needs a server on a
 	// system that can tell. Negative: never. Default: 1 s.
 	ConnectionCheck time.Duration
 
-	// MaxPerScope is how many live records one namespace and scope may have. Over it new keys
+	// MaxPerScope is how many unexpired records one namespace and scope may have. Over it new keys
 	// are refused with [idemkey.ErrCapacity], and stored ones still replayed. Under ClaimInline, requests
 	// that run at the same time may exceed it by their number. Default: no quota.
 	MaxPerScope int
 
-	SweepBatch int // rows that one statement of Sweep deletes; default: 1000
+	SweepBatch int // largest number of rows that one statement of Sweep deletes; default: 1000
 }
 
 func (o *Options) setDefaults(maxConns int) {

@@ -29,18 +29,18 @@ const (
 
 // Options configure a [Store]. The zero value works.
 type Options struct {
-	Prefix      string        // prefix of every key; visible ASCII without braces; default: idemkey:
-	CallTimeout time.Duration // limit for one call of Redis, repetitions included; default: 500 ms
+	Prefix      string        // prefix of every key in Redis: visible ASCII characters, no braces; default: idemkey:
+	CallTimeout time.Duration // longest time for one call of Redis, including its repetitions; default: 500 ms
 
-	// KeepExpired is how long an expired record stays that was claimed with
-	// RejectExpired, so that it can be refused. Default: 24 h.
+	// KeepExpired is how long a record that was claimed with RejectExpired stays after it has
+	// expired, so that its key can be refused. Default: 24 h.
 	KeepExpired time.Duration
 
-	// AllowEviction makes [Store.Check] warn of a Redis that may evict records,
-	// where it would return [ErrEviction]. Default: false.
+	// AllowEviction makes [Store.Check] log a warning if Redis may evict records; without
+	// AllowEviction, Check returns [ErrEviction]. Default: false.
 	AllowEviction bool
 
-	Logger *slog.Logger // gets the warnings of [Store.Check]; default: slog.Default()
+	Logger *slog.Logger // Logger gets the warnings of [Store.Check]; default: slog.Default()
 }
 
 func (o *Options) setDefaults() {

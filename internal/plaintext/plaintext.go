@@ -23,7 +23,7 @@ import (
 const (
 	Flag     = "allow-plaintext"
 	Variable = "SAGAMILL_ALLOW_PLAINTEXT"
-	Usage    = "allow connections without TLS beyond this machine; also by " + Variable
+	Usage    = "allow connections without TLS to other machines; default: the environment variable " + Variable
 )
 
 // ErrRefused reports a setting that leads to another machine without TLS.

@@ -29,17 +29,17 @@ const maxTopology = 1 << 20
 // Commands returns the commands of the family.
 func Commands() []cli.Command {
 	return []cli.Command{
-		{Words: "broker permissions", About: "print commands that give each service its permissions in RabbitMQ", Run: brokerPermissions},
+		{Words: "broker permissions", About: "print the rabbitmqctl commands that give each service its permissions in RabbitMQ", Run: brokerPermissions},
 		{Words: "broker declare", About: "declare the exchanges and queues of a topology", Run: brokerDeclare},
-		{Words: "broker delete", About: "delete them, unless a queue holds messages or is consumed from", Run: brokerDelete},
+		{Words: "broker delete", About: "delete the exchanges and queues of a topology, unless a queue holds messages or has a consumer", Run: brokerDelete},
 	}
 }
 
 // topologyForm shows what a file with a topology looks like.
 const topologyForm = `{"prefix": "shop.", "services": [{"name": "order", "publishes": ["…"], "listens": ["…"]}]}`
 
-// readTopology reads the file called name, or standard input for -. If described is true, the file may be the description
-// of a service instead.
+// readTopology reads the file called name, or standard input for -. If described is true, the file may be the
+// description of a service instead.
 func readTopology(c *cli.Call, name string, described bool) (t rabbitmq.Topology, err error) {
 	if name == "" {
 		return t, errors.New("say which with -topology: a file with " + topologyForm)
@@ -77,8 +77,9 @@ func readTopology(c *cli.Call, name string, described bool) (t rabbitmq.Topology
 	return t, nil
 }
 
-// topologyOf returns the topology of a service that has described itself. It is not for permissions, because a service need
-// not describe all that it publishes. It is not for declarations either: a description lacks SingleActiveConsumer.
+// topologyOf returns the topology of a service that has described itself. It is not for permissions, because a
+// service need not describe all that it publishes. It is not for declarations either: a description lacks
+// SingleActiveConsumer.
 func topologyOf(s *topology.Service) rabbitmq.Topology {
 	of := rabbitmq.Service{Name: s.Name}
 	publish := func(messages ...topology.Message) {
@@ -112,8 +113,8 @@ func topologyOf(s *topology.Service) rabbitmq.Topology {
 // brokerPermissions prints commands without passwords. The commands that make users ask for a
 // password each. They are printed as comments, because a shell cannot answer.
 func brokerPermissions(_ context.Context, c *cli.Call) error {
-	name := c.Flags.String("topology", "", "file that says what each service publishes and listens to; - for standard input")
-	vhost := c.Flags.String("vhost", "", "virtual host of the permissions; default: that of AMQP_URL, or / without one")
+	name := c.Flags.String("topology", "", "file that lists the topics that each service publishes and listens to; - means standard input")
+	vhost := c.Flags.String("vhost", "", "virtual host of the permissions; default: the virtual host in the environment variable AMQP_URL, or / if there is none")
 	if err := c.ParseFlags(); err != nil {
 		return err
 	}
@@ -163,8 +164,8 @@ func quoteShell(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''
 // parseBroker reads the command line of a command that asks the broker about a topology. It returns
 // the broker's URL, and the topology after a check of its names. described is that of readTopology.
 func parseBroker(c *cli.Call, described bool) (at string, t rabbitmq.Topology, err error) {
-	name := c.Flags.String("topology", "", "file that says what each service publishes and listens to; - for standard input")
-	c.Flags.StringVar(&at, "amqp", os.Getenv("AMQP_URL"), "URL of RabbitMQ, or several with commas between them; default: AMQP_URL")
+	name := c.Flags.String("topology", "", "file that lists the topics that each service publishes and listens to; - means standard input")
+	c.Flags.StringVar(&at, "amqp", os.Getenv("AMQP_URL"), "URL of RabbitMQ, or several URLs separated by commas; default: the environment variable AMQP_URL")
 	if err := c.ParseFlags(); err != nil {
 		return "", t, err
 	}
@@ -202,9 +203,9 @@ func brokerDeclare(ctx context.Context, c *cli.Call) error {
 
 func brokerDelete(ctx context.Context, c *cli.Call) error {
 	opts := &rabbitmq.DeleteOptions{}
-	c.Flags.BoolVar(&opts.Force, "force", false, "delete queues with the messages that they hold, and under their consumers")
-	c.Flags.BoolVar(&opts.DryRun, "n", false, "say what would be done, and do nothing")
-	c.Flags.BoolVar(&opts.DryRun, "dry-run", false, "as -n")
+	c.Flags.BoolVar(&opts.Force, "force", false, "delete also queues that hold messages or have consumers; the messages are deleted too")
+	c.Flags.BoolVar(&opts.DryRun, "n", false, "print what the command would do, and change nothing")
+	c.Flags.BoolVar(&opts.DryRun, "dry-run", false, "the same as -n")
 	at, t, err := parseBroker(c, true)
 	if err != nil {
 		return err

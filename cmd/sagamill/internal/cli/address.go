@@ -19,10 +19,10 @@ import (
 // before the flags, behind them, or in -key. If nested is true, -path may name a nested instance. The KEY may be
 // missing if the flag that all points to is true after parsing. With a nil all it may not.
 func (c *Call) ParseAddress(nested bool, all *bool) (at saga.Address, err error) {
-	c.Flags.StringVar(&at.Key, "key", "", "the idempotency key, if it is not given without a flag")
-	c.Flags.StringVar(&at.Scope, "scope", "", "of this scope; needed where several have such a key")
+	c.Flags.StringVar(&at.Key, "key", "", "the idempotency key, in place of the argument KEY")
+	c.Flags.StringVar(&at.Scope, "scope", "", "scope of the key; required if several scopes have this key")
 	if nested {
-		c.Flags.StringVar(&at.Path, "path", "", "the one that is nested there, as list says")
+		c.Flags.StringVar(&at.Path, "path", "", "path of a nested instance, from the column NESTED of saga list")
 	}
 	var words []string
 	for rest := c.Args; ; {

@@ -52,7 +52,7 @@ func NewCall(cmd Command, args []string, stdout, stderr io.Writer) *Call {
 	c.Flags.SetOutput(io.Discard) // main prints the error, and PrintHelp the flags
 	c.schemas = c.Flags.String("schema", migrations.DefaultSchema, "schema of the tables; default: "+migrations.DefaultSchema)
 	c.databases = newURLList(os.Getenv("DATABASE_URL"))
-	c.Flags.Var(c.databases, "database", "URL of the database; default: DATABASE_URL")
+	c.Flags.Var(c.databases, "database", "URL of the database; default: the environment variable DATABASE_URL")
 	allowed, err := plaintext.Allowed()
 	c.plaintext, c.environment = c.Flags.Bool(plaintext.Flag, allowed, plaintext.Usage), err
 	return c

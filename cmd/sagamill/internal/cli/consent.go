@@ -14,16 +14,17 @@ import (
 // to do meanwhile.
 const defaultRate = 500
 
-// AddRateFlag adds the flag -rate. 0 means no limit, as in [operator.RangeOptions].
-func (c *Call) AddRateFlag() *float64 {
-	return c.Flags.Float64("rate", defaultRate, fmt.Sprintf("so many in a second, 0: as many as go; default: %d", defaultRate))
+// AddRateFlag adds the flag -rate, the limit of messages or instances per second. 0 means no limit, as in
+// [operator.RangeOptions].
+func (c *Call) AddRateFlag(of string) *float64 {
+	return c.Flags.Float64("rate", defaultRate, fmt.Sprintf("largest number of %s per second; 0 means no limit; default: %d", of, defaultRate))
 }
 
 // AddOperatorFlags adds the flags -by and -why.
 func (c *Call) AddOperatorFlags() *operator.Options {
 	o := &operator.Options{}
-	c.Flags.StringVar(&o.By, "by", FindUserName(), "who does it; default: the user who runs this")
-	c.Flags.StringVar(&o.Why, "why", "", "why; sagamill journal shows it to others")
+	c.Flags.StringVar(&o.By, "by", FindUserName(), "name of the person who makes the change; default: the user who runs the command")
+	c.Flags.StringVar(&o.Why, "why", "", "reason for the change, which sagamill journal shows to other people")
 	return o
 }
 
@@ -45,9 +46,9 @@ type Consent struct {
 // AddConsentFlags adds the flags of a consent to c.
 func (c *Call) AddConsentFlags() *Consent {
 	k := &Consent{}
-	c.Flags.BoolVar(&k.yes, "yes", false, "do it to all that is picked; without it, where messages are not named one by one, only say what would be done")
-	c.Flags.BoolVar(&k.Dry, "n", false, "say what would be done, and do nothing")
-	c.Flags.BoolVar(&k.Dry, "dry-run", false, "as -n")
+	c.Flags.BoolVar(&k.yes, "yes", false, "confirm a change of all that filter flags or a time range pick; without -yes, the command only previews such a change")
+	c.Flags.BoolVar(&k.Dry, "n", false, "print what the command would do, and change nothing")
+	c.Flags.BoolVar(&k.Dry, "dry-run", false, "the same as -n")
 	return k
 }
 

@@ -77,10 +77,11 @@ type Database struct {
 	flag  string // its -database on a command line for a shell; "" if it is the only one
 }
 
-// AddOperatorFlag adds the flag -operator-database, for a command that reads with one role and changes with another one.
+// AddOperatorFlag adds the flag -operator-database, for a command that reads with one role and changes with another
+// one.
 func (c *Call) AddOperatorFlag() {
 	c.operators = &urlList{}
-	c.Flags.Var(c.operators, "operator-database", "URL of the database for changes, with a role that may make them; with several databases NAME=URL, repeated; default: -database")
+	c.Flags.Var(c.operators, "operator-database", "URL of the database for changes, with a role that may make changes; for several databases, repeat the flag with NAME=URL; default: the URL of -database")
 }
 
 // OpenDatabases returns the databases of the command line. The pools connect when they are first used. The caller
@@ -121,8 +122,8 @@ func (c *Call) openPool(ctx context.Context, text string) (*pgxpool.Pool, *pgxpo
 	return pool, config, err
 }
 
-// OpenOperators returns the pool for changes of each of all, by name, without those that -operator-database does not name.
-// The caller closes them.
+// OpenOperators returns the pool for changes of each of all, by name, without those that -operator-database does not
+// name. The caller closes them.
 func (c *Call) OpenOperators(ctx context.Context, all []*Database) (pools map[string]*pgxpool.Pool, err error) {
 	pools = map[string]*pgxpool.Pool{}
 	defer func() {

@@ -95,9 +95,9 @@ func (c *Call) ForEachLetters(ctx context.Context, side operator.Side, who opera
 func (c *Call) ShowDeadLetters(ctx context.Context, side operator.Side, printLetter func(c *Call, t *Target, l operator.DeadLetter, asJSON bool) error) error {
 	c.TakeSeveral(DefaultSchema)
 	var ids []int64
-	c.Flags.Var((*IDList)(&ids), "id", "which; several separated by commas")
-	payload := c.Flags.Bool("payload", false, "print the payload too")
-	asJSON := c.Flags.Bool("json", false, "print JSON, a line each")
+	c.Flags.Var((*IDList)(&ids), "id", "ids of the dead letters, separated by commas")
+	payload := c.Flags.Bool("payload", false, "print the payloads too")
+	asJSON := c.Flags.Bool("json", false, "print JSON, one object per line")
 	if err := c.ParseDatabaseFlags(); err != nil {
 		return err
 	}

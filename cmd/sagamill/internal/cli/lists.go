@@ -37,7 +37,7 @@ type Place[P any] struct {
 
 // AddLimitFlag adds the flag -limit of a list.
 func (c *Call) AddLimitFlag() *int {
-	return c.Flags.Int("limit", DefaultLimit, fmt.Sprintf("print so many, at most %d; default: %d", operator.MaxList, DefaultLimit))
+	return c.Flags.Int("limit", DefaultLimit, fmt.Sprintf("largest number of entries to print, at most %d; default: %d", operator.MaxList, DefaultLimit))
 }
 
 // CheckLimit returns an error unless a list may have so many entries.
@@ -51,7 +51,7 @@ func CheckLimit(limit int) error {
 // AddAfterID adds the flag -after of a list that goes by ids.
 func (c *Call) AddAfterID() *Place[int64] {
 	p := &Place[int64]{}
-	c.Flags.Func("after", "begin behind this id; of several schemas, SCHEMA:ID", func(s string) (err error) {
+	c.Flags.Func("after", "print only entries after this id; with several schemas: SCHEMA:ID", func(s string) (err error) {
 		id := s
 		if i := strings.LastIndexByte(s, ':'); i >= 0 {
 			p.Name, id = s[:i], s[i+1:]

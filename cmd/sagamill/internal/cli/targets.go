@@ -19,10 +19,10 @@ import (
 func (c *Call) TakeSeveral(without Default) {
 	which := "default: " + migrations.DefaultSchema
 	if without == EverySchema {
-		which = "default: all that have tables of sagamill"
+		which = "default: all schemas with tables of sagamill"
 	}
-	c.Flags.Lookup("schema").Usage = "these schemas, separated by commas; " + which
-	c.Flags.Lookup("database").Usage = "URL of the database, or NAME=URL; several times for several databases; default: DATABASE_URL"
+	c.Flags.Lookup("schema").Usage = "names of the schemas, separated by commas; " + which
+	c.Flags.Lookup("database").Usage = "URL of the database, or NAME=URL; repeat the flag for several databases; default: the environment variable DATABASE_URL"
 }
 
 // A Default says which schemas a command is about if -schema is not given.
@@ -181,8 +181,8 @@ func checkNamesFound(names []string, all []*Target) error {
 	return nil
 }
 
-// ForEachTarget calls do for each schema that the command line names, in order. If there are several, it prints the name
-// of each before do, unless asJSON, and names it in an error.
+// ForEachTarget calls do for each schema that the command line names, in order. If there are several, it prints the
+// name of each before do, unless asJSON, and names it in an error.
 func (c *Call) ForEachTarget(ctx context.Context, without Default, asJSON bool, do func(ctx context.Context, t *Target) error) error {
 	targets, err := c.OpenTargets(ctx, without)
 	if err != nil {

@@ -31,7 +31,7 @@ type serviceFlags struct {
 
 func addServiceFlags(c *cli.Call) *serviceFlags {
 	f := &serviceFlags{}
-	c.Flags.Func("topology", "URL at which a service serves its /topology, or a file with that; may be repeated", func(name string) error {
+	c.Flags.Func("topology", "URL of the /topology of a service, or file with its content; repeat the flag for several services", func(name string) error {
 		if name == "" {
 			return errors.New("it is empty")
 		}
@@ -42,7 +42,7 @@ func addServiceFlags(c *cli.Call) *serviceFlags {
 		return nil
 	})
 	c.Flags.StringVar(&f.management, "management", os.Getenv("RABBITMQ_MANAGEMENT_URL"),
-		"URL of RabbitMQ's management API with user and password, and the virtual host as its path, such as http://user:password@localhost:15672/shop; default: RABBITMQ_MANAGEMENT_URL")
+		"URL of RabbitMQ's management API with user, password and virtual host, such as http://user:password@localhost:15672/shop; default: the environment variable RABBITMQ_MANAGEMENT_URL")
 	return f
 }
 

@@ -26,8 +26,8 @@ type parkedChange struct {
 func addChange(c *cli.Call) *parkedChange {
 	c.TakeSeveral(cli.DefaultSchema)
 	p := &parkedChange{parkedFlags: addFilter(c), Consent: c.AddConsentFlags(), who: c.AddOperatorFlags()}
-	c.Flags.BoolVar(&p.all, "all", false, "all that the other flags pick; -older 0s picks every one")
-	c.Flags.BoolVar(&p.asJSON, "json", false, "print JSON, a line each")
+	c.Flags.BoolVar(&p.all, "all", false, "change all messages that the filter flags pick; -older 0s picks every message")
+	c.Flags.BoolVar(&p.asJSON, "json", false, "print JSON, one object per line")
 	return p
 }
 
@@ -43,9 +43,9 @@ func (p *parkedChange) checkChange(c *cli.Call) error {
 func deadPlan(ctx context.Context, c *cli.Call) error {
 	c.TakeSeveral(cli.DefaultSchema)
 	pick := addFilter(c)
-	asJSON := c.Flags.Bool("json", false, "print JSON, a line each")
-	force := c.Flags.Bool("force", false, "plan a redrive with -force")
-	limit := c.Flags.Int("limit", cli.DefaultLimit, fmt.Sprintf("print so many, and count all; default: %d", cli.DefaultLimit))
+	asJSON := c.Flags.Bool("json", false, "print JSON, one object per line")
+	force := c.Flags.Bool("force", false, "print what a redrive with -force would do")
+	limit := c.Flags.Int("limit", cli.DefaultLimit, fmt.Sprintf("largest number of messages to print; all messages are counted; default: %d", cli.DefaultLimit))
 	if err := c.ParseDatabaseFlags(); err != nil {
 		return err
 	}
@@ -101,8 +101,8 @@ func printPlan(ctx context.Context, c *cli.Call, t *cli.Target, d *operator.Dead
 
 func deadRedrive(ctx context.Context, c *cli.Call) error {
 	change := addChange(c)
-	rate := c.AddRateFlag()
-	force := c.Flags.Bool("force", false, "also those whose step may have run: it has no row any more")
+	rate := c.AddRateFlag("messages")
+	force := c.Flags.Bool("force", false, "redrive also messages whose step may have run already, because its inbox row was removed")
 	if err := c.ParseDatabaseFlags(); err != nil {
 		return err
 	}
@@ -234,6 +234,9 @@ func deadRetry(ctx context.Context, c *cli.Call) error {
 
 func deadBury(ctx context.Context, c *cli.Call) error {
 	change := addChange(c)
+	for _, name := range append([]string{"all"}, change.names...) {
+		c.Flags.Lookup(name).Usage = "refused: this command takes only -id"
+	}
 	if err := c.ParseDatabaseFlags(); err != nil {
 		return err
 	}

@@ -86,9 +86,9 @@ func reportEdit(c *cli.Call, t *cli.Target, id int64, dry bool) error {
 func parseEdit(c *cli.Call) (*edit, error) {
 	e := &edit{}
 	e.Set = map[string]string{}
-	c.Flags.Var((*cli.IDList)(&e.ids), "id", "which one")
-	c.Flags.StringVar(&e.file, "payload", "", "take the payload from this file; -: from standard input")
-	c.Flags.Func("header", "set this header, as name=value; may be given several times", func(s string) error {
+	c.Flags.Var((*cli.IDList)(&e.ids), "id", "id of the dead letter")
+	c.Flags.StringVar(&e.file, "payload", "", "read the new payload from this file; - means standard input")
+	c.Flags.Func("header", "set this header, as name=value; repeat the flag for several headers", func(s string) error {
 		name, value, found := strings.Cut(s, "=")
 		if !found {
 			return errors.New("it must be name=value")
@@ -96,16 +96,16 @@ func parseEdit(c *cli.Call) (*edit, error) {
 		e.Set[name] = value
 		return nil
 	})
-	c.Flags.Func("remove-header", "remove this header; may be given several times", func(s string) error {
+	c.Flags.Func("remove-header", "remove this header; repeat the flag for several headers", func(s string) error {
 		e.Remove = append(e.Remove, s)
 		return nil
 	})
 	e.who = c.AddOperatorFlags()
-	c.Flags.BoolVar(&e.force, "force", false, "also a payload that is not JSON")
-	c.Flags.BoolVar(&e.show, "show", false, "print the payloads too")
-	c.Flags.BoolVar(&e.dry, "n", false, "say what would be changed, and change nothing")
-	c.Flags.BoolVar(&e.dry, "dry-run", false, "as -n")
-	c.Flags.BoolVar(&e.asJSON, "json", false, "print the letter as it is then as JSON")
+	c.Flags.BoolVar(&e.force, "force", false, "accept also a payload that is not JSON")
+	c.Flags.BoolVar(&e.show, "show", false, "print the payloads in full")
+	c.Flags.BoolVar(&e.dry, "n", false, "print what the command would change, and change nothing")
+	c.Flags.BoolVar(&e.dry, "dry-run", false, "the same as -n")
+	c.Flags.BoolVar(&e.asJSON, "json", false, "print the edited dead letter as JSON")
 	if err := c.ParseDatabaseFlags(); err != nil {
 		return nil, err
 	}

@@ -19,14 +19,14 @@ import (
 // Commands returns the commands of the family.
 func Commands() []cli.Command {
 	return []cli.Command{
-		{Words: "dead list", About: "messages that a step could not handle or read; with -state retrying, those that are retried", Run: deadList},
-		{Words: "dead show", About: "all about the dead letters that -id names", Run: deadShow},
-		{Words: "dead plan", About: "what a redrive would make of them", Run: deadPlan},
-		{Words: "dead redrive", About: "run dead letters again: those with -id, or -all that a filter picks", Run: deadRedrive},
-		{Words: "dead edit", About: "change payload and headers of the dead letter that -id names", Run: deadEdit},
-		{Words: "dead discard", About: "remove them for good: those with -id, or -all that a filter picks", Run: deadDiscard},
-		{Words: "dead retry", About: "run retrying messages now: those with -id, or -all that a filter picks", Run: deadRetry},
-		{Words: "dead bury", About: "make the retrying messages with -id dead letters now", Run: deadBury},
+		{Words: "dead list", About: "list dead letters: messages that a step could not handle or read; with -state retrying, list retrying messages", Run: deadList},
+		{Words: "dead show", About: "print all details of the dead letters that -id names", Run: deadShow},
+		{Words: "dead plan", About: "print what a redrive would do with the dead letters that the filter flags pick", Run: deadPlan},
+		{Words: "dead redrive", About: "run dead letters again; choose them with -id, or with -all and filter flags", Run: deadRedrive},
+		{Words: "dead edit", About: "change the payload and the headers of the dead letter that -id names", Run: deadEdit},
+		{Words: "dead discard", About: "remove dead letters for good; choose them with -id, or with -all and filter flags", Run: deadDiscard},
+		{Words: "dead retry", About: "run retrying messages now; choose them with -id, or with -all and filter flags", Run: deadRetry},
+		{Words: "dead bury", About: "turn the retrying messages that -id names into dead letters now", Run: deadBury},
 	}
 }
 
@@ -40,20 +40,20 @@ type parkedFlags struct {
 func addFilter(c *cli.Call) *parkedFlags {
 	p := &parkedFlags{names: []string{"step", "kind", "reason", "error", "scope", "key", "topic", "message", "older", "newer"}}
 	f := &p.filter
-	c.Flags.Var((*cli.IDList)(&f.IDs), "id", "with this id; several separated by commas")
-	c.Flags.StringVar(&f.Step, "step", "", "of this step")
-	c.Flags.StringVar(&f.Kind, "kind", "", "action, compensation, or unknown: those that could not be read")
-	c.Flags.Func("reason", "of this reason, such as attempts-exhausted", func(s string) error {
+	c.Flags.Var((*cli.IDList)(&f.IDs), "id", "only messages with this id; several ids are separated by commas")
+	c.Flags.StringVar(&f.Step, "step", "", "only messages of this step")
+	c.Flags.StringVar(&f.Kind, "kind", "", "only messages of this kind: action, compensation, or unknown for messages that could not be read")
+	c.Flags.Func("reason", "only messages with this reason, such as attempts-exhausted", func(s string) error {
 		f.Reason = consumer.Reason(s)
 		return checkReason(f.Reason)
 	})
-	c.Flags.StringVar(&f.Error, "error", "", "whose error has this in it")
-	c.Flags.StringVar(&f.Scope, "scope", "", "of this scope")
-	c.Flags.StringVar(&f.Key, "key", "", "of this idempotency key, whatever the step")
-	c.Flags.StringVar(&f.Topic, "topic", "", "of this topic")
-	c.Flags.StringVar(&f.MessageID, "message", "", "with this message id")
-	c.Flags.Var((*cli.Age)(&f.Older), "older", "failed for the last time at least so long ago, such as 90m or 72h")
-	c.Flags.Var((*cli.Age)(&f.Newer), "newer", "failed for the last time at most so long ago")
+	c.Flags.StringVar(&f.Error, "error", "", "only messages whose error contains this text")
+	c.Flags.StringVar(&f.Scope, "scope", "", "only messages of this scope")
+	c.Flags.StringVar(&f.Key, "key", "", "only messages with this idempotency key, of all steps")
+	c.Flags.StringVar(&f.Topic, "topic", "", "only messages of this topic")
+	c.Flags.StringVar(&f.MessageID, "message", "", "only the message with this message id")
+	c.Flags.Var((*cli.Age)(&f.Older), "older", "only messages that last failed at least this long ago, such as 90m or 72h")
+	c.Flags.Var((*cli.Age)(&f.Newer), "newer", "only messages that last failed at most this long ago, such as 90m or 72h")
 	return p
 }
 
@@ -97,8 +97,8 @@ func (p *parkedFlags) checkPicked(c *cli.Call, all bool) error {
 func deadList(ctx context.Context, c *cli.Call) error {
 	c.TakeSeveral(cli.DefaultSchema)
 	pick, after, limit := addFilter(c), c.AddAfterID(), c.AddLimitFlag()
-	asJSON := c.Flags.Bool("json", false, "print JSON, a line each")
-	state := c.Flags.String("state", "dead", "dead, or retrying; default: dead")
+	asJSON := c.Flags.Bool("json", false, "print JSON, one object per line")
+	state := c.Flags.String("state", "dead", "only messages in this state: dead or retrying; default: dead")
 	if err := c.ParseDatabaseFlags(); err != nil {
 		return err
 	}

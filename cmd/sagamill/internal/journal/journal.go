@@ -16,16 +16,16 @@ import (
 
 // Commands returns the commands of the family.
 func Commands() []cli.Command {
-	return []cli.Command{{Words: "journal", About: "who has redriven, edited, discarded, released or replayed what, and why; the newest first (decisions about sagas: saga show)", Run: readJournal}}
+	return []cli.Command{{Words: "journal", About: "list who has redriven, edited, discarded, released or replayed which messages, and why, newest first; saga show prints decisions about sagas", Run: readJournal}}
 }
 
 func readJournal(ctx context.Context, c *cli.Call) error {
 	c.TakeSeveral(cli.DefaultSchema)
 	var since time.Time
-	c.Flags.TextVar(&since, "since", time.Time{}, "since then, such as 2026-01-31T12:00:00Z; default: all")
+	c.Flags.TextVar(&since, "since", time.Time{}, "list only entries since this time, such as 2026-01-31T12:00:00Z; default: all entries")
 	before, limit := cli.Positions{}, c.AddLimitFlag()
-	c.Flags.Var(before, "before", "below this id, to go on; of several schemas, SCHEMA:ID,…; default: from the newest")
-	asJSON := c.Flags.Bool("json", false, "print JSON, a line each, with the ids of all messages")
+	c.Flags.Var(before, "before", "list only entries below this id, to continue a list; with several schemas: SCHEMA:ID,…; default: begin with the newest entry")
+	asJSON := c.Flags.Bool("json", false, "print JSON, one object per line, with the ids of all messages")
 	if err := c.ParseDatabaseFlags(); err != nil {
 		return err
 	}

@@ -18,17 +18,17 @@ import (
 func Commands() []cli.Command {
 	return []cli.Command{
 		{Words: "migrate up", About: "create or update the tables", Run: migrateUp},
-		{Words: "migrate print", About: "print the SQL, for people who apply it themselves", Run: migratePrint},
-		{Words: "migrate roles", About: "print the SQL of database roles with the rights that each process needs", Run: migrateRoles},
-		{Words: "migrate version", About: "say which migrations the schema has had", Run: migrateVersion},
-		{Words: "migrate down", About: "take the schema back to the version -to; 0 removes every table", Run: migrateDown},
+		{Words: "migrate print", About: "print the SQL of the tables, for people who apply this SQL themselves", Run: migratePrint},
+		{Words: "migrate roles", About: "print the SQL of database roles that have the privileges that each process needs", Run: migrateRoles},
+		{Words: "migrate version", About: "print how many migrations the schema has had, and which parts it has", Run: migrateVersion},
+		{Words: "migrate down", About: "revert the schema to the version that -to gives; version 0 removes every table", Run: migrateDown},
 	}
 }
 
 // onlyParts adds the flag -only. The function that it returns returns the parts after the flags are
 // parsed.
 func onlyParts(c *cli.Call) func() []migrations.Part {
-	names := c.Flags.String("only", "", "parts, separated by commas: idempotency, outbox, inbox, saga (which brings outbox and inbox along); default: all")
+	names := c.Flags.String("only", "", "only these parts, separated by commas: idempotency, outbox, inbox, saga; saga includes outbox and inbox; default: all parts")
 	return func() (parts []migrations.Part) {
 		for name := range strings.SplitSeq(*names, ",") {
 			if name = strings.TrimSpace(name); name != "" {
@@ -137,7 +137,7 @@ func migratePrint(_ context.Context, c *cli.Call) error {
 }
 
 func migrateRoles(_ context.Context, c *cli.Call) error {
-	prefix := c.Flags.String("prefix", migrations.DefaultPrefix, "what the names of the roles begin with; default: "+migrations.DefaultPrefix)
+	prefix := c.Flags.String("prefix", migrations.DefaultPrefix, "beginning of the names of the roles; default: "+migrations.DefaultPrefix)
 	only := onlyParts(c)
 	if err := c.ParseFlags(); err != nil {
 		return err
@@ -160,9 +160,9 @@ func migrateVersion(ctx context.Context, c *cli.Call) error {
 // migrateDown goes back to a version. It removes the contents of tables, so without -yes it only
 // previews that.
 func migrateDown(ctx context.Context, c *cli.Call) error {
-	to := c.Flags.Int("to", -1, "the version to go back to")
+	to := c.Flags.Int("to", -1, "version to which the schema is reverted")
 	var yes bool
-	c.Flags.BoolVar(&yes, "yes", false, "do it; without it, only say what would be done")
+	c.Flags.BoolVar(&yes, "yes", false, "confirm the change; without -yes, the command only prints what it would do")
 	at, err := parsePlace(c)
 	if err != nil {
 		return err

@@ -94,16 +94,16 @@ func parseChange(c *cli.Call, what change) (*changeCall, error) {
 	said := &changeCall{Consent: c.AddConsentFlags(), who: c.AddOperatorFlags()}
 	rate, all := new(float64), new(bool)
 	if what.paced {
-		rate = c.AddRateFlag()
+		rate = c.AddRateFlag("messages")
 	}
 	pick := &letterFlags{}
 	if what.filtered {
 		pick = addFilter(c)
-		all = c.Flags.Bool("all", false, "all that the other flags pick; -older 0s picks every one")
+		all = c.Flags.Bool("all", false, "change all messages that the filter flags pick; -older 0s picks every message")
 	} else {
 		addIDs(c, pick)
 	}
-	c.Flags.BoolVar(&said.asJSON, "json", false, "print JSON, a line each")
+	c.Flags.BoolVar(&said.asJSON, "json", false, "print JSON, one object per line")
 	if err := c.ParseDatabaseFlags(); err != nil {
 		return nil, err
 	}

@@ -24,7 +24,7 @@ func outboxRefusedList(ctx context.Context, c *cli.Call) error {
 func listLetters(ctx context.Context, c *cli.Call, state operator.State) error {
 	c.TakeSeveral(cli.DefaultSchema)
 	pick, after, limit := addFilter(c), c.AddAfterID(), c.AddLimitFlag()
-	asJSON := c.Flags.Bool("json", false, "print JSON, a line each")
+	asJSON := c.Flags.Bool("json", false, "print JSON, one object per line")
 	if err := c.ParseDatabaseFlags(); err != nil {
 		return err
 	}

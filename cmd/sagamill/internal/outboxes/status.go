@@ -16,19 +16,19 @@ import (
 // Commands returns the commands of the family.
 func Commands() []cli.Command {
 	return []cli.Command{
-		{Words: "outbox status", About: "what is unpublished, and which relay publishes; asks the database alone", Run: outboxStatus},
-		{Words: "outbox dead list", About: "messages that the broker refused until their attempts were used up", Run: outboxDeadList},
-		{Words: "outbox dead show", About: "all about the dead letters that -id names", Run: outboxDeadShow},
-		{Words: "outbox dead redrive", About: "publish dead letters again: those with -id, or -all that a filter picks", Run: outboxDeadRedrive},
-		{Words: "outbox dead discard", About: "remove them for good: those with -id, or -all that a filter picks", Run: outboxDeadDiscard},
-		{Words: "outbox refused list", About: "messages that the broker refuses and that are tried again", Run: outboxRefusedList},
-		{Words: "outbox refused release", About: "make those with -id dead letters now, and let go what waits behind them", Run: outboxRefusedRelease},
+		{Words: "outbox status", About: "print how many messages are unpublished, and which relay is active; the command reads only the database", Run: outboxStatus},
+		{Words: "outbox dead list", About: "list the dead letters of the outbox: messages that the broker refused until their attempts were used up", Run: outboxDeadList},
+		{Words: "outbox dead show", About: "print all details of the dead letters that -id names", Run: outboxDeadShow},
+		{Words: "outbox dead redrive", About: "publish dead letters again; choose them with -id, or with -all and filter flags", Run: outboxDeadRedrive},
+		{Words: "outbox dead discard", About: "remove dead letters for good; choose them with -id, or with -all and filter flags", Run: outboxDeadDiscard},
+		{Words: "outbox refused list", About: "list messages that the broker has refused and that the relay will try again", Run: outboxRefusedList},
+		{Words: "outbox refused release", About: "turn the refused messages that -id names into dead letters now, and publish the messages that wait behind them", Run: outboxRefusedRelease},
 	}
 }
 
 func outboxStatus(ctx context.Context, c *cli.Call) error {
 	c.TakeSeveral(cli.DefaultSchema)
-	asJSON := c.Flags.Bool("json", false, "print JSON, a line each")
+	asJSON := c.Flags.Bool("json", false, "print JSON, one object per line")
 	if err := c.ParseDatabaseFlags(); err != nil {
 		return err
 	}

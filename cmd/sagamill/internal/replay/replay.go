@@ -19,7 +19,7 @@ import (
 
 // Commands returns the commands of the family.
 func Commands() []cli.Command {
-	return []cli.Command{{Words: "replay", About: "publish once more the messages of the saga with -key, or all written since -since; -schema may name several services", Run: replayMessages}}
+	return []cli.Command{{Words: "replay", About: "publish stored messages again; -key picks the messages of one saga, or -since picks all messages that were written since a time", Run: replayMessages}}
 }
 
 // A storedMessage is a message in the outbox of a schema.
@@ -125,13 +125,13 @@ func (r *replayCall) describeDone() string {
 }
 
 func parseReplay(c *cli.Call) (*replayCall, error) {
-	r := &replayCall{Consent: c.AddConsentFlags(), who: c.AddOperatorFlags(), rate: c.AddRateFlag(), after: cli.Positions{}}
+	r := &replayCall{Consent: c.AddConsentFlags(), who: c.AddOperatorFlags(), rate: c.AddRateFlag("messages"), after: cli.Positions{}}
 	c.Flags.StringVar(&r.filter.Key, "key", "", "the idempotency key of the saga; default: all sagas, in batches")
-	c.Flags.StringVar(&r.filter.Scope, "scope", "", "of this scope; needed where several have such a key")
-	c.Flags.TextVar(&r.filter.Since, "since", time.Time{}, "written then or later, such as 2026-01-31T12:00:00Z")
-	c.Flags.TextVar(&r.filter.Until, "until", time.Time{}, "written before")
-	c.Flags.Var(r.after, "after", "without -key: go on behind these, SCHEMA:ID,…, as an interrupted replay says")
-	c.Flags.BoolVar(&r.asJSON, "json", false, "print JSON, a line each")
+	c.Flags.StringVar(&r.filter.Scope, "scope", "", "scope of the key; required if several scopes have this key")
+	c.Flags.TextVar(&r.filter.Since, "since", time.Time{}, "only messages that were written at this time or later, such as 2026-01-31T12:00:00Z")
+	c.Flags.TextVar(&r.filter.Until, "until", time.Time{}, "only messages that were written before this time")
+	c.Flags.Var(r.after, "after", "continue after these ids, SCHEMA:ID,…, which an interrupted replay has printed; not with -key")
+	c.Flags.BoolVar(&r.asJSON, "json", false, "print JSON, one object per line")
 	if err := c.ParseDatabaseFlags(); err != nil {
 		return nil, err
 	}

@@ -16,9 +16,9 @@ import (
 
 func sagaCheck(ctx context.Context, c *cli.Call) error {
 	c.TakeSeveral(cli.DefaultSchema)
-	file := c.Flags.String("manifest", "", "what the binary says that it knows, as JSON, from this file; -: from standard input")
-	names := c.Flags.String("saga", "", "look at these sagas alone, separated by commas; default: all")
-	asJSON := c.Flags.Bool("json", false, "print JSON, a line each")
+	file := c.Flags.String("manifest", "", "file with the manifest of the binary, as JSON; - means standard input")
+	names := c.Flags.String("saga", "", "check only these sagas, separated by commas; default: all sagas")
+	asJSON := c.Flags.Bool("json", false, "print JSON, one object per line")
 	if err := c.ParseDatabaseFlags(); err != nil {
 		return err
 	}

@@ -31,14 +31,17 @@ type decideCall struct {
 func decideStep(verb operator.Verb) func(context.Context, *cli.Call) error {
 	return func(ctx context.Context, c *cli.Call) error {
 		c.TakeSeveral(cli.EverySchema)
-		c.Flags.Lookup("schema").Usage = "these schemas, separated by commas; default: with a KEY the one that has it, with -all " + migrations.DefaultSchema
-		d := &decideCall{decision: operator.Decision{Verb: verb}, Consent: c.AddConsentFlags(), rate: c.AddRateFlag()}
-		c.Flags.BoolVar(&d.asJSON, "json", false, "print the changed instance as JSON; with -all, the counts")
-		c.Flags.StringVar(&d.decision.By, "by", cli.FindUserName(), "who decides it; default: the user who runs this")
-		c.Flags.StringVar(&d.decision.Why, "why", "", "why; it is kept, and shown to others")
-		c.Flags.BoolVar(&d.all, "all", false, "without a KEY: all live instances that the other flags pick, nested ones too; -older 0s picks every one")
+		c.Flags.Lookup("schema").Usage = "names of the schemas, separated by commas; default: the schema that has the KEY; with -all, " + migrations.DefaultSchema
+		d := &decideCall{decision: operator.Decision{Verb: verb}, Consent: c.AddConsentFlags(), rate: c.AddRateFlag("instances")}
+		c.Flags.BoolVar(&d.asJSON, "json", false, "print the changed instance as JSON; with -all, print how many instances were changed, as JSON")
+		c.Flags.StringVar(&d.decision.By, "by", cli.FindUserName(), "name of the person who decides; default: the user who runs the command")
+		c.Flags.StringVar(&d.decision.Why, "why", "", "reason for the decision, which is stored and shown to other people")
+		c.Flags.BoolVar(&d.all, "all", false, "in place of a KEY: change all live instances that the filter flags pick, also nested instances; -older 0s picks every live instance")
 		addStep(c, &d.decision)
 		addFilter(c, &d.filter)
+		for _, name := range manyFlags {
+			c.Flags.Lookup(name).Usage = "with -all: " + c.Flags.Lookup(name).Usage
+		}
 		at, err := c.ParseAddress(true, &d.all)
 		if err != nil {
 			return err
@@ -53,10 +56,13 @@ func decideStep(verb operator.Verb) func(context.Context, *cli.Call) error {
 	}
 }
 
+// manyFlags are the flags of a decision about many instances.
+var manyFlags = []string{"saga", "version", "older", "silent", "status", "rate", "yes", "n", "dry-run"}
+
 // checkPicked returns an error unless one instance is named, or many are picked on purpose.
 func (d *decideCall) checkPicked(c *cli.Call, at saga.Address) error {
 	if !d.all {
-		for _, name := range []string{"saga", "version", "older", "silent", "status", "rate", "yes", "n", "dry-run"} {
+		for _, name := range manyFlags {
 			if c.IsGiven([]string{name}) {
 				return fmt.Errorf("-%s is for many instances, with -all", name)
 			}
@@ -103,12 +109,16 @@ func decideOne(ctx context.Context, c *cli.Call, d *decideCall, at saga.Address)
 func addStep(c *cli.Call, d *operator.Decision) {
 	switch d.Verb {
 	case operator.VerbCompensateTo:
-		c.Flags.StringVar(&d.Step, "to", "", "the step to go back to, which stays done")
+		c.Flags.StringVar(&d.Step, "to", "", "name of the step to go back to; this step stays done")
 	case operator.VerbSkip, operator.VerbReject, operator.VerbRetry:
-		c.Flags.StringVar(&d.Step, "step", "", "which step")
+		usage := "name of the step"
+		if d.Verb == operator.VerbRetry {
+			usage += "; default: all steps that are stuck or wait"
+		}
+		c.Flags.StringVar(&d.Step, "step", "", usage)
 	}
 	if d.Verb == operator.VerbSkip {
-		c.Flags.Func("result", "what it has come to, as JSON; -: from standard input; default: the state stays as it is", func(s string) error {
+		c.Flags.Func("result", "result of the step, as JSON; - means standard input; default: the state of the saga stays unchanged", func(s string) error {
 			d.Result = json.RawMessage(s)
 			return nil
 		})

@@ -18,16 +18,16 @@ import (
 // Commands returns the commands of the family.
 func Commands() []cli.Command {
 	return []cli.Command{
-		{Words: "saga list", About: "instances of orchestrated sagas that have not ended; with -status others", Run: sagaList},
-		{Words: "saga show", About: "the timeline of the instance of a KEY, and what would be undone", Run: sagaShow},
-		{Words: "saga pause", About: "let no step of it begin or be undone, nor time run out", Run: decideStep(operator.VerbPause)},
-		{Words: "saga resume", About: "go on", Run: decideStep(operator.VerbResume)},
-		{Words: "saga cancel", About: "compensate it", Run: decideStep(operator.VerbCancel)},
-		{Words: "saga compensate", About: "undo what comes after the step -to, and pause", Run: decideStep(operator.VerbCompensateTo)},
-		{Words: "saga skip", About: "let -step pass for done, with -result; or for undone", Run: decideStep(operator.VerbSkip)},
-		{Words: "saga reject", About: "let -step pass for one that has done nothing: it compensates", Run: decideStep(operator.VerbReject)},
-		{Words: "saga retry", About: "try again now: -step, or all that is stuck or waits; with -all many instances, as the verbs above", Run: decideStep(operator.VerbRetry)},
-		{Words: "saga check", About: "say which live instances the binary with -manifest could not finish", Run: sagaCheck},
+		{Words: "saga list", About: "list instances of orchestrated sagas that have not ended; -status picks other instances", Run: sagaList},
+		{Words: "saga show", About: "print the timeline of the instance of a KEY, and the steps that a cancellation would undo", Run: sagaShow},
+		{Words: "saga pause", About: "pause the instance of a KEY; no step begins, is undone or passes its deadline", Run: decideStep(operator.VerbPause)},
+		{Words: "saga resume", About: "continue the paused instance of a KEY", Run: decideStep(operator.VerbResume)},
+		{Words: "saga cancel", About: "compensate the instance of a KEY", Run: decideStep(operator.VerbCancel)},
+		{Words: "saga compensate", About: "undo the steps after the step that -to names, and pause the instance", Run: decideStep(operator.VerbCompensateTo)},
+		{Words: "saga skip", About: "treat the step that -step names as done, with -result as its result; or as undone, if the step is being undone", Run: decideStep(operator.VerbSkip)},
+		{Words: "saga reject", About: "treat the step that -step names as a step without effect, so that the saga compensates", Run: decideStep(operator.VerbReject)},
+		{Words: "saga retry", About: "try the step that -step names again now, or all steps that are stuck or wait", Run: decideStep(operator.VerbRetry)},
+		{Words: "saga check", About: "print which versions of sagas have live instances, and which of these versions the binary that -manifest describes cannot finish", Run: sagaCheck},
 	}
 }
 
@@ -39,12 +39,12 @@ var filterNames = []string{"saga", "version", "scope", "key", "older", "silent",
 
 // addFilter adds the flags of a filter to c, except -scope and -key.
 func addFilter(c *cli.Call, f *operator.InstanceFilter) {
-	c.Flags.StringVar(&f.Saga, "saga", "", "of this saga")
-	c.Flags.IntVar(&f.Version, "version", 0, "of this version of it")
-	c.Flags.Var((*cli.Age)(&f.Older), "older", "started at least so long ago, such as 90m or 72h")
-	c.Flags.Var((*cli.Age)(&f.Silent), "silent", "to which nothing has happened for so long")
+	c.Flags.StringVar(&f.Saga, "saga", "", "only instances of the saga with this name")
+	c.Flags.IntVar(&f.Version, "version", 0, "only instances of this version of the saga")
+	c.Flags.Var((*cli.Age)(&f.Older), "older", "only instances that started at least this long ago, such as 90m or 72h")
+	c.Flags.Var((*cli.Age)(&f.Silent), "silent", "only instances that have not changed for this long, such as 90m or 72h")
 	f.Live = true
-	c.Flags.Func("status", "running, compensating, paused, stuck, completed, compensated, or all; default: all but the ended ones", func(s string) error {
+	c.Flags.Func("status", "only instances with this status: running, compensating, paused, stuck, completed, compensated, or all; default: all instances that have not ended", func(s string) error {
 		f.Status, f.Live = saga.Status(s), false
 		if s == "all" {
 			f.Status = ""
@@ -66,7 +66,7 @@ func checkFilter(c *cli.Call, f *operator.InstanceFilter) error {
 // addAfter adds the flag -after.
 func addAfter(c *cli.Call) *cli.Place[saga.Address] {
 	p := &cli.Place[saga.Address]{}
-	c.Flags.Func("after", "begin after this instance: its scope, key and path, as the last line of a list prints them", func(s string) (err error) {
+	c.Flags.Func("after", "print only instances after this instance; the value has scope, key and path, as the last line of a list prints them", func(s string) (err error) {
 		quoted := strings.IndexByte(s, '"')
 		if quoted > 0 {
 			p.Name = strings.TrimSuffix(s[:quoted], ":")
@@ -82,10 +82,10 @@ func sagaList(ctx context.Context, c *cli.Call) error {
 	c.TakeSeveral(cli.DefaultSchema)
 	var filter operator.InstanceFilter
 	addFilter(c, &filter)
-	c.Flags.StringVar(&filter.Scope, "scope", "", "of this scope")
-	c.Flags.StringVar(&filter.Key, "key", "", "of this idempotency key")
-	c.Flags.Var((*cli.Age)(&filter.Ended), "ended", "that ended within this time, such as 1h; without -status in either ended state")
-	asJSON := c.Flags.Bool("json", false, "print JSON, a line each")
+	c.Flags.StringVar(&filter.Scope, "scope", "", "only instances of this scope")
+	c.Flags.StringVar(&filter.Key, "key", "", "only instances with this idempotency key")
+	c.Flags.Var((*cli.Age)(&filter.Ended), "ended", "only instances that ended within this time, such as 1h; without -status, completed and compensated instances")
+	asJSON := c.Flags.Bool("json", false, "print JSON, one object per line")
 	limit, after := c.AddLimitFlag(), addAfter(c)
 	if err := c.ParseDatabaseFlags(); err != nil {
 		return err

@@ -15,7 +15,7 @@ import (
 
 func sagaShow(ctx context.Context, c *cli.Call) error {
 	c.TakeSeveral(cli.EverySchema)
-	state := c.Flags.Bool("state", false, "print the saga's own state too")
+	state := c.Flags.Bool("state", false, "print the state of the saga too")
 	asJSON := c.Flags.Bool("json", false, "print JSON")
 	at, err := c.ParseAddress(true, nil)
 	if err != nil {

@@ -15,7 +15,7 @@ import (
 
 // Commands returns the commands of the family.
 func Commands() []cli.Command {
-	return []cli.Command{{Words: "status", About: "the state and the problems of all schemas of the given databases; with -check the exit code is 1 if there are problems", Run: showStatus}}
+	return []cli.Command{{Words: "status", About: "print the state and the problems of all schemas of the databases", Run: showStatus}}
 }
 
 // A page is what the command shows.
@@ -32,7 +32,7 @@ type schema struct {
 
 func showStatus(ctx context.Context, c *cli.Call) error {
 	c.TakeSeveral(cli.EverySchema)
-	asJSON := c.Flags.Bool("json", false, "print JSON, a line for each schema")
+	asJSON := c.Flags.Bool("json", false, "print JSON, one line for each schema")
 	check := c.Flags.Bool("check", false, "exit with 1 if there are problems")
 	if err := c.ParseDatabaseFlags(); err != nil {
 		return err

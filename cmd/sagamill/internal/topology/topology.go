@@ -20,13 +20,13 @@ const maxDescription = 32 << 20
 // Commands returns the commands of the family.
 func Commands() []cli.Command {
 	return []cli.Command{
-		{Words: "topology asyncapi", About: "print an AsyncAPI document of services, from the descriptions at their /topology", Run: printAsyncAPI, NoDatabase: true},
+		{Words: "topology asyncapi", About: "print an AsyncAPI document of services, made from the descriptions that services serve at /topology", Run: printAsyncAPI, NoDatabase: true},
 	}
 }
 
 func printAsyncAPI(_ context.Context, c *cli.Call) error {
 	var files []string
-	c.Flags.Func("from", "file with the description that a service serves at /topology, or with several of them; - for standard input; may be repeated", func(name string) error {
+	c.Flags.Func("from", "file with one or several descriptions that services serve at /topology; - means standard input; repeat the flag for several files", func(name string) error {
 		files = append(files, name)
 		return nil
 	})

@@ -11,12 +11,12 @@ import (
 
 // Commands returns the commands of the family.
 func Commands() []cli.Command {
-	return []cli.Command{{Words: "why", About: "say where the saga of a KEY is waiting, in all services of the database", Run: explainSaga}}
+	return []cli.Command{{Words: "why", About: "print where the saga of a KEY is waiting, in all services of the database", Run: explainSaga}}
 }
 
 func explainSaga(ctx context.Context, c *cli.Call) error {
 	c.TakeSeveral(cli.EverySchema)
-	asJSON := c.Flags.Bool("json", false, "print JSON, a line each")
+	asJSON := c.Flags.Bool("json", false, "print JSON, one object per line")
 	at, err := c.ParseAddress(false, nil)
 	if err != nil {
 		return err
