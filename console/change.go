@@ -93,6 +93,7 @@ type applyOptions struct {
 type preview struct {
 	Count   int            // objects that it would change
 	Refused map[string]int // those that it would leave alone, by reason
+	Include string         // below the base: the change that would include some of those; "": there is none
 	Samples []sample       // the first of those that it would change
 	Effects map[string]int // what happens to those that it would change, in words; nil: the same to all
 	Diffs   []contentDiff  // what it replaces

@@ -305,7 +305,7 @@ var outcomeTexts = map[operator.Outcome]string{
 	operator.OutcomeDuplicate:     "It is removed: its step is done, or another copy will do it.",
 	operator.OutcomeSuperseded:    "It is removed: its compensation came first.",
 	operator.OutcomeKeyReused:     "It stays a dead letter: its key was used for another payload.",
-	operator.OutcomeTooOld:        "It stays a dead letter: it is older than what the inbox remembers, so its step may have run. The command sagamill dead redrive has a flag -force.",
+	operator.OutcomeTooOld:        "It stays a dead letter: it is older than what the inbox remembers, so its step may have run. An admin can force its redrive.",
 	operator.OutcomeBusy:          "It stays a dead letter: its step is locked, for example by its handler.",
 }
 

@@ -38,7 +38,7 @@ func (c *Console) letterKinds() []*changeKind {
 			if err != nil {
 				return nil, err
 			}
-			return &letterChange{verb: verb, sides: sides, filter: search.filter(verb.of), of: search.conditions(), redact: c.redactLetter}, nil
+			return &letterChange{verb: verb, sides: sides, filter: search.filter(verb.of), of: search.conditions(), query: search.Query(), redact: c.redactLetter}, nil
 		}})
 	}
 	return all
@@ -54,17 +54,23 @@ type letterVerbKind struct {
 	preview     func(ctx context.Context, l *letterChange, side letterSide, d *operator.DeadLetters, p *preview) error
 	apply       func(ctx context.Context, d *operator.DeadLetters, filter operator.Filter, o *applyOptions, progress func(tally)) (tally, error)
 	final       bool // it cannot be undone
+	force       bool // of a redrive: too old messages too
 }
+
+// forcedRedrive is the kind of a redrive that includes messages which are too old.
+const forcedRedrive = "redrive-old"
 
 var letterChanges = map[string]letterVerbKind{
 	"redrive": {"Redrive", operator.StateDead, "", RoleOperator, "Each message is retried with all its attempts, and actions before compensations. A message whose step is done is removed. " +
-		"A message of the outbox is published again, after later messages of its ordering key.", previewRedrive, applyRedrive, false},
+		"A message of the outbox is published again, after later messages of its ordering key.", previewRedrive, redrive(false), false, false},
+	forcedRedrive: {"Force the redrive of", operator.StateDead, operator.Inbox, RoleAdmin, "Messages that are too old are redriven too: the inbox no longer knows whether their steps have run, so these may run a second time. " +
+		"Make sure first that they have not run. Each message is retried with all its attempts, and actions before compensations. This cannot be undone.", previewRedrive, redrive(true), true, true},
 	"discard": {"Discard", operator.StateDead, "", RoleAdmin, "The messages are removed permanently and never run. The saga of a message waits until its deadline. This cannot be undone.",
-		previewLetters, applyDiscard, true},
+		previewLetters, applyDiscard, true, false},
 	"retry": {"Retry now", operator.StateRetrying, operator.Inbox, RoleOperator, "Each message is due at once. Its attempts stay counted. A message that runs at this moment is left alone.",
-		previewLetters, applyRetry, false},
+		previewLetters, applyRetry, false, false},
 	"bury": {"Bury", operator.StateRetrying, "", RoleOperator, "The messages become dead letters before their attempts are used up. A dead letter of the inbox can be edited, redriven or discarded, and " +
-		"its saga waits until its deadline. A dead message of the outbox can be redriven or discarded, and the relay publishes the messages that waited for it.", previewLetters, applyBury, false},
+		"its saga waits until its deadline. A dead message of the outbox can be redriven or discarded, and the relay publishes the messages that waited for it.", previewLetters, applyBury, false, false},
 }
 
 // A letterChange changes all letters that a filter picks.
@@ -73,6 +79,7 @@ type letterChange struct {
 	sides  []letterSide
 	filter operator.Filter
 	of     []condition
+	query  url.Values // the search
 	redact func(*operator.DeadLetter)
 }
 
@@ -177,7 +184,11 @@ func previewRedrive(ctx context.Context, l *letterChange, side letterSide, d *op
 	predicted := 0
 	stays := operator.Outcomes{}
 	effects := map[string]int{}
-	_, err = d.Preview(ctx, l.filter, nil, func(seen operator.Preview) error {
+	var opts *operator.PreviewOptions // the outbox has none
+	if l.verb.force {
+		opts = &operator.PreviewOptions{Force: true}
+	}
+	_, err = d.Preview(ctx, l.filter, opts, func(seen operator.Preview) error {
 		if predicted >= maxPredicted {
 			return errPredicted
 		}
@@ -186,6 +197,9 @@ func previewRedrive(ctx context.Context, l *letterChange, side letterSide, d *op
 		stays[seen.Outcome]++
 		if stays.Left() > 0 && isLeft(seen.Outcome) {
 			addReason(&p.Refused, says, 1)
+			if seen.Outcome == operator.OutcomeTooOld {
+				p.Include = "change/" + forcedRedrive + "?" + l.query.Encode()
+			}
 			return nil
 		}
 		effects[says]++
@@ -242,18 +256,23 @@ func (l *letterChange) apply(ctx context.Context, o *applyOptions, progress func
 	return total, err
 }
 
-func applyRedrive(ctx context.Context, d *operator.DeadLetters, filter operator.Filter, o *applyOptions, progress func(tally)) (tally, error) {
-	tallyOf := func(made operator.Outcomes) tally {
-		t := tally{Done: made.Sent() + made.Removed(), Busy: made[operator.OutcomeBusy]}
-		for _, outcome := range []operator.Outcome{operator.OutcomeKeyReused, operator.OutcomeTooOld} {
-			if made[outcome] > 0 {
-				addReason(&t.Refused, outcomeTexts[outcome], made[outcome])
-			}
-		}
-		return t
+// redrive returns how letters are redriven, with force or without.
+func redrive(force bool) func(context.Context, *operator.DeadLetters, operator.Filter, *applyOptions, func(tally)) (tally, error) {
+	return func(ctx context.Context, d *operator.DeadLetters, filter operator.Filter, o *applyOptions, progress func(tally)) (tally, error) {
+		made, err := d.Redrive(ctx, filter, &operator.RedriveOptions{Rate: o.Rate, Force: force, Progress: func(soFar operator.Outcomes) { progress(tallyOf(soFar)) }})
+		return tallyOf(made), err
 	}
-	made, err := d.Redrive(ctx, filter, &operator.RedriveOptions{Rate: o.Rate, Progress: func(soFar operator.Outcomes) { progress(tallyOf(soFar)) }})
-	return tallyOf(made), err
+}
+
+// tallyOf counts the outcomes of a redrive.
+func tallyOf(made operator.Outcomes) tally {
+	t := tally{Done: made.Sent() + made.Removed(), Busy: made[operator.OutcomeBusy]}
+	for _, outcome := range []operator.Outcome{operator.OutcomeKeyReused, operator.OutcomeTooOld} {
+		if made[outcome] > 0 {
+			addReason(&t.Refused, outcomeTexts[outcome], made[outcome])
+		}
+	}
+	return t
 }
 
 func applyDiscard(ctx context.Context, d *operator.DeadLetters, filter operator.Filter, o *applyOptions, progress func(tally)) (tally, error) {

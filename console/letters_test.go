@@ -322,6 +322,40 @@ func TestARedriveOfAGroupIsThatOfItsPreview(t *testing.T) {
 	}
 }
 
+// A message that is older than the inbox's memory is redriven only by an admin who forces it.
+func TestATooOldLetterIsForced(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t, RoleOperator, nil)
+	f.putDead(t, "k", 2)
+	f.exec(t, "UPDATE {schema}.inbox_horizon SET swept_before = clock_timestamp() - interval '50 minutes'") // the first attempts were before
+	f.exec(t, "INSERT INTO {schema}.inbox (scope, key, step, n, state, digest) SELECT 'acme', 'k0002', 'charge', '1', 'open', sha256(payload) FROM {schema}.parked WHERE id = 2")
+	forced := "change/redrive-old?topic=pay"
+	_, text := f.get(t, "/change/redrive?topic=pay")
+	requireTexts(t, "the preview", text, `<span class="figure">1</span>`, "An admin can force its redrive.", `href="./../`+forced+`"`)
+	f.begin(t, "/change/redrive", confirmation(f.previewToken(t, "/change/redrive?topic=pay"), 1))
+	f.console.runs.working.Wait()
+	letters := func() string {
+		return f.readText(t, "SELECT string_agg(concat_ws(' ', id, state), '; ' ORDER BY id) FROM {schema}.parked")
+	}
+	if got := letters(); got != "1 dead; 2 retrying" {
+		t.Fatalf("the letters are %s, want the first dead", got)
+	}
+	if _, text = f.get(t, "/"+forced); tokenField.MatchString(text) {
+		t.Error("an operator can force a redrive")
+	}
+	f.start(t, RoleAdmin, nil)
+	_, text = f.get(t, "/"+forced)
+	requireTexts(t, "the forced preview", text, "Force the redrive of 1 dead letter", "may run a second time", "Its handler is entered again.")
+	f.begin(t, "/change/redrive-old", confirmation(f.previewToken(t, "/"+forced), 1))
+	f.console.runs.working.Wait()
+	if got := letters(); got != "1 retrying; 2 retrying" {
+		t.Errorf("the letters are %s after a forced redrive", got)
+	}
+	if got := f.letterJournal(t); got != "dead redrive ann (the hotel is back) 1; dead redrive ann (the hotel is back) 1" {
+		t.Errorf("the journal has %s", got)
+	}
+}
+
 // A redrive at a rate is paused between two letters and goes on where it was.
 func TestARedriveIsPausedAndGoesOn(t *testing.T) {
 	t.Parallel()
