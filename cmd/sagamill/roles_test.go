@@ -32,7 +32,9 @@ func TestCommandsGetByWithTheirRoles(t *testing.T) {
 	r.Exec(t, "INSERT INTO "+r.Schema+`.saga (scope, key, id, root, version, name, plan_hash, started_at, state, progress, status, updated_at)
 		VALUES ('acme', 'k', gen_random_uuid(), gen_random_uuid(), 1, 'trip', '', now(), '{}', '{}', 'running', now());
 		INSERT INTO `+r.Schema+`.parked (state, kind, scope, key, step, n, topic, message_id, header_names, header_values, payload, reason, due_at)
-		SELECT state, 'action', 'acme', 'k', 'pay', '', 'pay', '', '{}', '{}', '', 'failed', now() FROM unnest('{dead,retrying}'::text[]) state`)
+		SELECT state, 'action', 'acme', 'k', 'pay', '', 'pay', '', '{}', '{}', '', 'failed', now() FROM unnest('{dead,retrying}'::text[]) state;
+		INSERT INTO `+r.Schema+`.outbox (message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id, content_type, payload)
+		VALUES (gen_random_uuid(), 'pay', 'pay', 'acme', 'k', 'pay', '', 'k', '', '', '', '{}')`)
 	for _, tt := range []struct{ may, mayNot, commands string }{
 		{"reader", "consumer", "journal"},
 		{"operator", "entry", "journal"},
@@ -40,7 +42,8 @@ func TestCommandsGetByWithTheirRoles(t *testing.T) {
 		{"reader", "relay", "dead list, dead list -state retrying, dead show -id 1, dead plan, saga list, saga show k"},
 		{"operator", "reader", "outbox dead redrive -id 1, outbox dead discard -all -older 0s -yes, outbox refused release -id 1"},
 		{"operator", "reader", "dead redrive -all -older 0s -yes, dead discard -id 1, dead retry -all -older 0s -yes, dead bury -id 2"},
-		{"operator", "reader", "replay -key k, replay -key k -n, replay -since 2026-01-01T00:00:00Z -yes"},
+		{"operator", "reader", "replay -key k, replay -since 2026-01-01T00:00:00Z -yes"},
+		{"reader", "entry", "replay -key k -n"},
 		{"operator", "reader", "saga pause k -by ann -why so, saga retry k -by ann -why so"},
 		{"reader", "entry", "status"},
 	} {
