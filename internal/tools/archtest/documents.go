@@ -44,6 +44,8 @@ var statedDefaults = []statedDefault{
 	{"docs/inbox.md", "`Options.BatchSize` messages share a transaction, 64 by default", "consumer/options.go", "o.BatchSize = cmp.Or(o.BatchSize, 64)"},
 	{"docs/inbox.md", "`Options.BatchBytes`, 64 MiB by default", "consumer/execute_batch.go", "defaultBatchBytes = 8 * outbox.MaxPayload"},
 	{"docs/outbox.md", "`RelayOptions.Retention`, an hour by default", "outbox/relay.go", "o.Retention = cmp.Or(o.Retention, time.Hour)"},
+	{"docs/faq.md", "`Options.MaxPayload`, which is 8 MiB by default", "outbox/write_message.go", "MaxPayload     = 8 << 20"},
+	{"docs/external-calls.md", "`Step.Settle` (1 minute by default)", "consumer/step.go", "s.Settle = cmp.Or(s.Settle, time.Minute)"},
 }
 
 // foreignDefaults are defaults of other programs, and results of calculations.
