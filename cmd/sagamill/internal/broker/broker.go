@@ -31,7 +31,7 @@ func Commands() []cli.Command {
 	return []cli.Command{
 		{Words: "broker permissions", About: "print the rabbitmqctl commands that give each service its permissions in RabbitMQ", Run: brokerPermissions},
 		{Words: "broker declare", About: "declare the exchanges and queues of a topology", Run: brokerDeclare},
-		{Words: "broker delete", About: "delete the exchanges and queues of a topology, unless a queue holds messages or has a consumer", Run: brokerDelete},
+		{Words: "broker delete", About: "delete the exchanges and queues of a topology; without -force, delete nothing if one of the queues holds messages or has a consumer", Run: brokerDelete},
 	}
 }
 
@@ -114,7 +114,7 @@ func topologyOf(s *topology.Service) rabbitmq.Topology {
 // password each. They are printed as comments, because a shell cannot answer.
 func brokerPermissions(_ context.Context, c *cli.Call) error {
 	name := c.Flags.String("topology", "", "file that lists the topics that each service publishes and listens to; - means standard input")
-	vhost := c.Flags.String("vhost", "", "virtual host of the permissions; default: the virtual host in the environment variable AMQP_URL, or / if there is none")
+	vhost := c.Flags.String("vhost", "", "virtual host of the permissions; default: the virtual host in the environment variable AMQP_URL, or / if this variable is not set or has no virtual host")
 	if err := c.ParseFlags(); err != nil {
 		return err
 	}

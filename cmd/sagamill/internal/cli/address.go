@@ -22,7 +22,7 @@ func (c *Call) ParseAddress(nested bool, all *bool) (at saga.Address, err error)
 	c.Flags.StringVar(&at.Key, "key", "", "the idempotency key, in place of the argument KEY")
 	c.Flags.StringVar(&at.Scope, "scope", "", "scope of the key; required if several scopes have this key")
 	if nested {
-		c.Flags.StringVar(&at.Path, "path", "", "path of a nested instance, from the column NESTED of saga list")
+		c.Flags.StringVar(&at.Path, "path", "", "path of a nested instance; sagamill saga list prints this path in the column NESTED")
 	}
 	var words []string
 	for rest := c.Args; ; {

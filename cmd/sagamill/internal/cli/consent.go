@@ -24,7 +24,7 @@ func (c *Call) AddRateFlag(of string) *float64 {
 func (c *Call) AddOperatorFlags() *operator.Options {
 	o := &operator.Options{}
 	c.Flags.StringVar(&o.By, "by", FindUserName(), "name of the person who makes the change; default: the user who runs the command")
-	c.Flags.StringVar(&o.Why, "why", "", "reason for the change, which sagamill journal shows to other people")
+	c.Flags.StringVar(&o.Why, "why", "", "reason for the change; other people see this reason in the output of sagamill journal")
 	return o
 }
 
@@ -46,7 +46,7 @@ type Consent struct {
 // AddConsentFlags adds the flags of a consent to c.
 func (c *Call) AddConsentFlags() *Consent {
 	k := &Consent{}
-	c.Flags.BoolVar(&k.yes, "yes", false, "confirm a change of all that filter flags or a time range pick; without -yes, the command only previews such a change")
+	c.Flags.BoolVar(&k.yes, "yes", false, "confirm a change of everything that matches the filter flags or the time range; without -yes, the command only previews such a change")
 	c.Flags.BoolVar(&k.Dry, "n", false, "print what the command would do, and change nothing")
 	c.Flags.BoolVar(&k.Dry, "dry-run", false, "the same as -n")
 	return k

@@ -18,7 +18,7 @@ import (
 
 // Commands returns the commands of the family.
 func Commands() []cli.Command {
-	return []cli.Command{{Words: "console", About: "serve web pages on which a person sees sagas and acts on them, until the command is interrupted", Run: serveConsole}}
+	return []cli.Command{{Words: "console", About: "serve web pages on which people see sagas and act on them; the command runs until it is interrupted", Run: serveConsole}}
 }
 
 // maxConns is how many connections the console has to each database.
@@ -30,7 +30,7 @@ func serveConsole(ctx context.Context, c *cli.Call) error {
 	c.TakeSeveral(cli.EverySchema)
 	listen := c.Flags.String("listen", "127.0.0.1:0", "address that the console listens on; default: a free port of 127.0.0.1")
 	roleName := c.Flags.String("role", "viewer", "role of everybody who has the printed URL: viewer, operator or admin; default: viewer")
-	by := c.Flags.String("by", cli.FindUserName(), "name that the journal records for each change; default: the user who runs the command")
+	by := c.Flags.String("by", cli.FindUserName(), "name of the person that the journal shows for each change; default: the user who runs the command")
 	c.AddOperatorFlag()
 	known := addServiceFlags(c)
 	if err := c.ParseDatabaseFlags(); err != nil {

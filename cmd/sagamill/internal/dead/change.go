@@ -26,7 +26,7 @@ type parkedChange struct {
 func addChange(c *cli.Call) *parkedChange {
 	c.TakeSeveral(cli.DefaultSchema)
 	p := &parkedChange{parkedFlags: addFilter(c), Consent: c.AddConsentFlags(), who: c.AddOperatorFlags()}
-	c.Flags.BoolVar(&p.all, "all", false, "change all messages that the filter flags pick; -older 0s picks every message")
+	c.Flags.BoolVar(&p.all, "all", false, "change all messages that match the filter flags; -older 0s matches every message")
 	c.Flags.BoolVar(&p.asJSON, "json", false, "print JSON, one object per line")
 	return p
 }
@@ -45,7 +45,7 @@ func deadPlan(ctx context.Context, c *cli.Call) error {
 	pick := addFilter(c)
 	asJSON := c.Flags.Bool("json", false, "print JSON, one object per line")
 	force := c.Flags.Bool("force", false, "print what a redrive with -force would do")
-	limit := c.Flags.Int("limit", cli.DefaultLimit, fmt.Sprintf("largest number of messages to print; all messages are counted; default: %d", cli.DefaultLimit))
+	limit := c.Flags.Int("limit", cli.DefaultLimit, fmt.Sprintf("largest number of messages to print; the totals at the end include all messages; default: %d", cli.DefaultLimit))
 	if err := c.ParseDatabaseFlags(); err != nil {
 		return err
 	}
@@ -102,7 +102,7 @@ func printPlan(ctx context.Context, c *cli.Call, t *cli.Target, d *operator.Dead
 func deadRedrive(ctx context.Context, c *cli.Call) error {
 	change := addChange(c)
 	rate := c.AddRateFlag("messages")
-	force := c.Flags.Bool("force", false, "redrive also messages whose step may have run already, because its inbox row was removed")
+	force := c.Flags.Bool("force", false, "redrive also old messages whose step may have run already: the inbox row that would show this may have been removed")
 	if err := c.ParseDatabaseFlags(); err != nil {
 		return err
 	}

@@ -20,13 +20,13 @@ import (
 func Commands() []cli.Command {
 	return []cli.Command{
 		{Words: "dead list", About: "list dead letters: messages that a step could not handle or read; with -state retrying, list retrying messages", Run: deadList},
-		{Words: "dead show", About: "print all details of the dead letters that -id names", Run: deadShow},
-		{Words: "dead plan", About: "print what a redrive would do with the dead letters that the filter flags pick", Run: deadPlan},
-		{Words: "dead redrive", About: "run dead letters again; choose them with -id, or with -all and filter flags", Run: deadRedrive},
-		{Words: "dead edit", About: "change the payload and the headers of the dead letter that -id names", Run: deadEdit},
+		{Words: "dead show", About: "print all details of the dead letters that you list with -id", Run: deadShow},
+		{Words: "dead plan", About: "print what a redrive would do with the dead letters that match the filter flags", Run: deadPlan},
+		{Words: "dead redrive", About: "let the steps of dead letters run again; choose the dead letters with -id, or with -all and filter flags", Run: deadRedrive},
+		{Words: "dead edit", About: "change the payload and the headers of one dead letter, which you choose with -id", Run: deadEdit},
 		{Words: "dead discard", About: "remove dead letters for good; choose them with -id, or with -all and filter flags", Run: deadDiscard},
-		{Words: "dead retry", About: "run retrying messages now; choose them with -id, or with -all and filter flags", Run: deadRetry},
-		{Words: "dead bury", About: "turn the retrying messages that -id names into dead letters now", Run: deadBury},
+		{Words: "dead retry", About: "end the pause of retrying messages, so that their steps run again now; choose the messages with -id, or with -all and filter flags", Run: deadRetry},
+		{Words: "dead bury", About: "turn retrying messages into dead letters now; list the messages with -id", Run: deadBury},
 	}
 }
 
@@ -49,11 +49,11 @@ func addFilter(c *cli.Call) *parkedFlags {
 	})
 	c.Flags.StringVar(&f.Error, "error", "", "only messages whose error contains this text")
 	c.Flags.StringVar(&f.Scope, "scope", "", "only messages of this scope")
-	c.Flags.StringVar(&f.Key, "key", "", "only messages with this idempotency key, of all steps")
+	c.Flags.StringVar(&f.Key, "key", "", "only messages with this idempotency key, for any step")
 	c.Flags.StringVar(&f.Topic, "topic", "", "only messages of this topic")
 	c.Flags.StringVar(&f.MessageID, "message", "", "only the message with this message id")
-	c.Flags.Var((*cli.Age)(&f.Older), "older", "only messages that last failed at least this long ago, such as 90m or 72h")
-	c.Flags.Var((*cli.Age)(&f.Newer), "newer", "only messages that last failed at most this long ago, such as 90m or 72h")
+	c.Flags.Var((*cli.Age)(&f.Older), "older", "only messages whose last failure was at least this long ago, such as 90m or 72h")
+	c.Flags.Var((*cli.Age)(&f.Newer), "newer", "only messages whose last failure was at most this long ago, such as 90m or 72h")
 	return p
 }
 

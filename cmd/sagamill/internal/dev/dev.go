@@ -22,7 +22,7 @@ import (
 func Commands() []cli.Command {
 	return []cli.Command{
 		{Words: "init", About: "write a new service into the new directory NAME", Run: initService, NoDatabase: true},
-		{Words: "dev", About: "find or start PostgreSQL and RabbitMQ, and keep them running until Ctrl-C, or while a COMMAND runs; without a COMMAND, print their URLs", Run: runServers, NoDatabase: true},
+		{Words: "dev", About: "find or start PostgreSQL and RabbitMQ; with a COMMAND, keep these servers running while the COMMAND runs; without a COMMAND, print the URLs of the servers and keep them running until Ctrl-C", Run: runServers, NoDatabase: true},
 	}
 }
 
@@ -35,7 +35,7 @@ const stopPatience = time.Minute
 // runServers finds or starts the servers and migrates the schemas. Then it waits for Ctrl-C, or runs a command that has
 // the servers' URLs in its environment.
 func runServers(ctx context.Context, c *cli.Call) (err error) {
-	schemas := c.Flags.String("migrate", "", "create or update the tables of these schemas, separated by commas; a service of package sagamill does that itself; default: none")
+	schemas := c.Flags.String("migrate", "", "create or update the tables of these schemas, separated by commas; a service that uses the package sagamill does this itself; default: none")
 	if err := parseCommandLine(c); err != nil {
 		return err
 	}

@@ -19,7 +19,7 @@ import (
 
 // Commands returns the commands of the family.
 func Commands() []cli.Command {
-	return []cli.Command{{Words: "replay", About: "publish stored messages again; -key picks the messages of one saga, or -since picks all messages that were written since a time", Run: replayMessages}}
+	return []cli.Command{{Words: "replay", About: "publish stored messages again: with -key, the messages of one saga; with -since, all messages that were written since a time", Run: replayMessages}}
 }
 
 // A storedMessage is a message in the outbox of a schema.
@@ -126,7 +126,7 @@ func (r *replayCall) describeDone() string {
 
 func parseReplay(c *cli.Call) (*replayCall, error) {
 	r := &replayCall{Consent: c.AddConsentFlags(), who: c.AddOperatorFlags(), rate: c.AddRateFlag("messages"), after: cli.Positions{}}
-	c.Flags.StringVar(&r.filter.Key, "key", "", "the idempotency key of the saga; default: all sagas, in batches")
+	c.Flags.StringVar(&r.filter.Key, "key", "", "the idempotency key of the saga; default: the messages of all sagas in the time range of -since and -until, in batches")
 	c.Flags.StringVar(&r.filter.Scope, "scope", "", "scope of the key; required if several scopes have this key")
 	c.Flags.TextVar(&r.filter.Since, "since", time.Time{}, "only messages that were written at this time or later, such as 2026-01-31T12:00:00Z")
 	c.Flags.TextVar(&r.filter.Until, "until", time.Time{}, "only messages that were written before this time")

@@ -31,12 +31,12 @@ type decideCall struct {
 func decideStep(verb operator.Verb) func(context.Context, *cli.Call) error {
 	return func(ctx context.Context, c *cli.Call) error {
 		c.TakeSeveral(cli.EverySchema)
-		c.Flags.Lookup("schema").Usage = "names of the schemas, separated by commas; default: the schema that has the KEY; with -all, " + migrations.DefaultSchema
+		c.Flags.Lookup("schema").Usage = "names of the schemas, separated by commas; default: the schema that has the KEY (with -all: " + migrations.DefaultSchema + ")"
 		d := &decideCall{decision: operator.Decision{Verb: verb}, Consent: c.AddConsentFlags(), rate: c.AddRateFlag("instances")}
 		c.Flags.BoolVar(&d.asJSON, "json", false, "print the changed instance as JSON; with -all, print how many instances were changed, as JSON")
 		c.Flags.StringVar(&d.decision.By, "by", cli.FindUserName(), "name of the person who decides; default: the user who runs the command")
-		c.Flags.StringVar(&d.decision.Why, "why", "", "reason for the decision, which is stored and shown to other people")
-		c.Flags.BoolVar(&d.all, "all", false, "in place of a KEY: change all live instances that the filter flags pick, also nested instances; -older 0s picks every live instance")
+		c.Flags.StringVar(&d.decision.Why, "why", "", "reason for the decision; sagamill stores the reason and shows it to other people")
+		c.Flags.BoolVar(&d.all, "all", false, "in place of a KEY: change all live instances that match the filter flags, including nested instances; -older 0s matches every live instance")
 		addStep(c, &d.decision)
 		addFilter(c, &d.filter)
 		for _, name := range manyFlags {
@@ -113,12 +113,12 @@ func addStep(c *cli.Call, d *operator.Decision) {
 	case operator.VerbSkip, operator.VerbReject, operator.VerbRetry:
 		usage := "name of the step"
 		if d.Verb == operator.VerbRetry {
-			usage += "; default: all steps that are stuck or wait"
+			usage += "; default: all steps that are stuck or that wait for a retry"
 		}
 		c.Flags.StringVar(&d.Step, "step", "", usage)
 	}
 	if d.Verb == operator.VerbSkip {
-		c.Flags.Func("result", "result of the step, as JSON; - means standard input; default: the state of the saga stays unchanged", func(s string) error {
+		c.Flags.Func("result", "result of the step, as JSON; - means standard input; without -result, the step does not change the state of the saga", func(s string) error {
 			d.Result = json.RawMessage(s)
 			return nil
 		})

@@ -18,16 +18,16 @@ import (
 // Commands returns the commands of the family.
 func Commands() []cli.Command {
 	return []cli.Command{
-		{Words: "saga list", About: "list instances of orchestrated sagas that have not ended; -status picks other instances", Run: sagaList},
+		{Words: "saga list", About: "list instances of orchestrated sagas, by default the instances that have not ended; for other instances, use -status", Run: sagaList},
 		{Words: "saga show", About: "print the timeline of the instance of a KEY, and the steps that a cancellation would undo", Run: sagaShow},
-		{Words: "saga pause", About: "pause the instance of a KEY; no step begins, is undone or passes its deadline", Run: decideStep(operator.VerbPause)},
+		{Words: "saga pause", About: "pause the instance of a KEY; during the pause, no step begins, no step is undone, and no deadline takes effect", Run: decideStep(operator.VerbPause)},
 		{Words: "saga resume", About: "continue the paused instance of a KEY", Run: decideStep(operator.VerbResume)},
 		{Words: "saga cancel", About: "compensate the instance of a KEY", Run: decideStep(operator.VerbCancel)},
-		{Words: "saga compensate", About: "undo the steps after the step that -to names, and pause the instance", Run: decideStep(operator.VerbCompensateTo)},
-		{Words: "saga skip", About: "treat the step that -step names as done, with -result as its result; or as undone, if the step is being undone", Run: decideStep(operator.VerbSkip)},
-		{Words: "saga reject", About: "treat the step that -step names as a step without effect, so that the saga compensates", Run: decideStep(operator.VerbReject)},
-		{Words: "saga retry", About: "try the step that -step names again now, or all steps that are stuck or wait", Run: decideStep(operator.VerbRetry)},
-		{Words: "saga check", About: "print which versions of sagas have live instances, and which of these versions the binary that -manifest describes cannot finish", Run: sagaCheck},
+		{Words: "saga compensate", About: "go back to the step that you name with -to: undo the later steps, then pause the instance", Run: decideStep(operator.VerbCompensateTo)},
+		{Words: "saga skip", About: "treat the step that you name with -step as done, with -result as its result; if this step is being undone, treat the step as undone", Run: decideStep(operator.VerbSkip)},
+		{Words: "saga reject", About: "treat the step that you name with -step as a step that had no effect; the saga then compensates", Run: decideStep(operator.VerbReject)},
+		{Words: "saga retry", About: "try a step again now: the step that you name with -step, or without -step all steps that are stuck or that wait for a retry", Run: decideStep(operator.VerbRetry)},
+		{Words: "saga check", About: "print which versions of sagas have live instances, and which of these versions a binary cannot finish; describe the binary with -manifest", Run: sagaCheck},
 	}
 }
 
@@ -44,7 +44,7 @@ func addFilter(c *cli.Call, f *operator.InstanceFilter) {
 	c.Flags.Var((*cli.Age)(&f.Older), "older", "only instances that started at least this long ago, such as 90m or 72h")
 	c.Flags.Var((*cli.Age)(&f.Silent), "silent", "only instances that have not changed for this long, such as 90m or 72h")
 	f.Live = true
-	c.Flags.Func("status", "only instances with this status: running, compensating, paused, stuck, completed, compensated, or all; default: all instances that have not ended", func(s string) error {
+	c.Flags.Func("status", "only instances with this status: running, compensating, paused, stuck, completed or compensated; the value all means any status; default: instances that have not ended", func(s string) error {
 		f.Status, f.Live = saga.Status(s), false
 		if s == "all" {
 			f.Status = ""
@@ -66,7 +66,7 @@ func checkFilter(c *cli.Call, f *operator.InstanceFilter) error {
 // addAfter adds the flag -after.
 func addAfter(c *cli.Call) *cli.Place[saga.Address] {
 	p := &cli.Place[saga.Address]{}
-	c.Flags.Func("after", "print only instances after this instance; the value has scope, key and path, as the last line of a list prints them", func(s string) (err error) {
+	c.Flags.Func("after", "continue a list after this instance; the last line of the list prints the value, which has scope, key and path", func(s string) (err error) {
 		quoted := strings.IndexByte(s, '"')
 		if quoted > 0 {
 			p.Name = strings.TrimSuffix(s[:quoted], ":")
@@ -84,7 +84,7 @@ func sagaList(ctx context.Context, c *cli.Call) error {
 	addFilter(c, &filter)
 	c.Flags.StringVar(&filter.Scope, "scope", "", "only instances of this scope")
 	c.Flags.StringVar(&filter.Key, "key", "", "only instances with this idempotency key")
-	c.Flags.Var((*cli.Age)(&filter.Ended), "ended", "only instances that ended within this time, such as 1h; without -status, completed and compensated instances")
+	c.Flags.Var((*cli.Age)(&filter.Ended), "ended", "only instances that ended at most this long ago, such as 1h; without -status, the list has completed and compensated instances")
 	asJSON := c.Flags.Bool("json", false, "print JSON, one object per line")
 	limit, after := c.AddLimitFlag(), addAfter(c)
 	if err := c.ParseDatabaseFlags(); err != nil {

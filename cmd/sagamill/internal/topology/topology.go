@@ -26,7 +26,7 @@ func Commands() []cli.Command {
 
 func printAsyncAPI(_ context.Context, c *cli.Call) error {
 	var files []string
-	c.Flags.Func("from", "file with one or several descriptions that services serve at /topology; - means standard input; repeat the flag for several files", func(name string) error {
+	c.Flags.Func("from", "file with the descriptions of one or several services; each service serves its own description at the path /topology; - means standard input; repeat the flag for several files", func(name string) error {
 		files = append(files, name)
 		return nil
 	})
