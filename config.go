@@ -50,16 +50,18 @@ type Config struct {
 	// Default: none.
 	Codecs []outbox.Codec
 
-	// Emits lists the messages of HTTP handlers, of local steps and of saga.Definition.OnEnd; commands of Sagas, and
-	// messages in the Emits of Steps, need not be listed. Only [Service.Topology] uses Emits. Default: none.
+	// Emits lists the messages of HTTP handlers, of local steps and of saga.Definition.OnEnd; you need not list the
+	// commands of Sagas, or the messages that a Step lists in its own Emits. Only [Service.Topology] uses Emits.
+	// Default: none.
 	Emits []outbox.Output
 
 	// CloudEvents makes the service send CloudEvents, and read CloudEvents of other services. Default: the service neither
 	// sends nor reads CloudEvents.
 	CloudEvents *cloudevents.Options
 
-	// Migrations has the SQL files that create the service's own tables; the files are named 001_name.sql and so on, and
-	// are in the root of the FS or in its only directory. {{.schema}} in a file stands for Schema. Default: none.
+	// Migrations has the SQL files that create the service's own tables; the files are named 001_name.sql and so on;
+	// they are in the root of this file system, or in the only directory of the root. {{.schema}} in a file stands for
+	// Schema. Default: none.
 	Migrations fs.FS
 	// MigrationsURL is a URL of the database without a pooler, because migrations need a session. Default: DatabaseURL, or
 	// the URL that the pool Database was made from.
@@ -69,7 +71,7 @@ type Config struct {
 	// applies the migrations and the others wait.
 	NoMigrations bool
 
-	Requests int // number of requests that may run at once behind [Service.Idempotent], each on one connection; default: 16
+	Requests int // number of requests to handlers of [Service.Idempotent] that may run at the same time; each request uses one database connection; default: 16
 
 	// Telemetry says where metrics and traces go. Default: metrics go to /metrics of [Service.Handler], and traces go to
 	// OpenTelemetry's global provider.

@@ -58,39 +58,41 @@ type Options struct {
 	// console is read-only.
 	Authorize func(*http.Request) (Actor, Role, error)
 
-	// Redact returns the text that pages and exports show in place of a payload, headers, the state of a saga, an error, a
-	// stack, or a text that a person has written. It gets each of them whole: a payload of more than 1 MiB is
-	// not shown then. Default: the whole content is shown. A search for a part of an error compares what is stored,
-	// whatever Redact returns.
+	// Redact returns the text that pages and exports show in place of a content; contents are payloads, headers, states
+	// of sagas, errors, stacks, and texts that a person has written. It gets each of them whole: a payload of more than
+	// 1 MiB is not shown then. Default: the whole content is shown. A search for a part of an error compares what is
+	// stored, whatever Redact returns.
 	Redact func(Content) []byte
 
 	// TraceURL returns the http or https URL of a trace; pages about sagas and messages link to this URL. The id has 32
 	// hexadecimal digits. Default: no links.
 	TraceURL func(traceID string) string
 
-	// MaxContent limits the bytes of a payload or of a state that a page shows. Default: 64 KiB.
+	// MaxContent is how many bytes of a payload, or of the state of a saga, a page shows at most. Default: 64 KiB.
 	MaxContent int
 
-	// ReadTimeout limits each SQL statement of a page; all statements of a page together may take four times as long. A
-	// page that takes longer says how to narrow the search. Default: 5 s.
+	// ReadTimeout limits each SQL statement of a page; all statements of a page together may take four times
+	// ReadTimeout. A page that takes longer says how to narrow the search. Default: 5 s.
 	ReadTimeout time.Duration
 
-	// MaxConns limits how many connections of each pool the console uses at once; the other connections stay free for a
-	// service that shares its pool. Half of them are for pages, which wait for each other, and half for changes that run,
-	// one each. A pool of the console's own, with a role that only reads, separates it better. Default: 4, and at least 2.
+	// MaxConns is how many connections of one pool the console uses at the same time; if a service uses the same pool,
+	// the other connections stay free for this service. Half of the console's connections are for pages, which wait for
+	// each other, and half for changes that run, one each. A pool of the console's own, with a role that only reads,
+	// separates it better. Default: 4, and at least 2.
 	MaxConns int
 
-	// Secret is the key that signs form tokens and the URLs of changes. Processes behind one address need the same one,
-	// of at least 32 bytes: then each shows what is left of a change that another one runs. Default: a random secret;
-	// after a restart, forms that were open are invalid.
+	// Secret is the key with which the console signs the tokens of forms, and the URLs of pages that show a change.
+	// Processes behind one address need the same one, of at least 32 bytes: then each shows what is left of a change
+	// that another one runs. Default: a random secret; after a restart, forms that were open are invalid.
 	Secret []byte
 
-	// Topology returns the descriptions of services for the topology page: the JSON objects that services serve at
-	// /topology, one after the other or in arrays. Default: the topology page shows only what the tables contain.
+	// Topology returns the descriptions of services for the topology page; a description is the JSON object that a
+	// service serves at /topology; the result has one object after the other, or JSON arrays of objects. Default: the
+	// topology page shows only what the database tables contain.
 	Topology func(context.Context) ([]byte, error)
 
-	// Management is the access to RabbitMQ's management API, which the console asks for the depths of queues. Default: no
-	// queues are shown.
+	// Management is the access to RabbitMQ's management API; from this API the console reads how many messages the
+	// queues have. Default: no queues are shown.
 	Management *Management
 
 	// Logger gets the errors of the console, and each change that a person makes. Default: slog.Default().

@@ -21,20 +21,20 @@ import (
 type Options struct {
 	Schema string // PostgreSQL schema of inbox and outbox; default: sagamill
 
-	Lanes         int           // number of transactions that run at once, each on one connection; at most half of them may be batches; default: 8, at most 1,024
+	Lanes         int           // number of transactions that run at the same time, each on one connection; at most half of these transactions may handle batches; default: 8, at most 1,024
 	BatchSize     int           // largest number of messages in one transaction; 1 means no batches; default: 64, at most 512
 	BatchBytes    int           // largest sum of payload bytes in one transaction; a message with more bytes runs alone; default: 64 MiB, at most 1 GiB
-	BatchTime     time.Duration // time after which a transaction gets no further message; default: 50 ms
+	BatchTime     time.Duration // time from the start of a batch's transaction after which the transaction takes no further message; default: 50 ms
 	ParkedWorkers int           // number of parked messages that run at once; default: 4, at most 1,024
 	ParkedPoll    time.Duration // longest pause between two searches for messages that other processes have parked; default: 2 s
-	DrainTimeout  time.Duration // longest wait for messages that are being handled when Run's context ends; default: 30 s
+	DrainTimeout  time.Duration // after the context of Run has ended, Run waits at most this time for messages that are still being handled; default: 30 s
 	MaxPayload    int           // largest payload in bytes; a message with a larger payload becomes a dead letter; default: 8 MiB
 
 	// Verify checks each message that arrives; the consumer calls Verify before it reads or writes an inbox row, and
-	// before a step's Unhandled may answer. Verifier.Verify of package signing is a Verify. A message for which it
-	// returns an error becomes a dead letter, [ReasonUnverified]. It gets no identity, so that the genuine message of
-	// the same key still runs. When it is redriven it is verified again, edited or not. A message that has passed is not
-	// verified again, neither when it is parked nor as a dead letter of another reason.
+	// before it calls the function Unhandled of a step. Verifier.Verify of package signing is a Verify. A message for
+	// which it returns an error becomes a dead letter, [ReasonUnverified]. It gets no identity, so that the genuine
+	// message of the same key still runs. When it is redriven it is verified again, edited or not. A message that has
+	// passed is not verified again, neither when it is parked nor as a dead letter of another reason.
 	//
 	// It must not change the message. An error or a panic is final, except an [ErrVerifyLater]: a Verify that uses the
 	// service's own database returns that one. Several goroutines call it. Default: every message is trusted.
@@ -46,15 +46,15 @@ type Options struct {
 	// goroutines call it. Default: messages have no envelope.
 	Open func(msg *message.Message) error
 
-	// Identity returns scope, key and n of a message without the headers of sagamill, such as a message that a service
-	// publishes with watermill-amqp: see [Identity]. Several goroutines call it. Default: a message without these headers
-	// becomes a dead letter with [ReasonKeyMissing].
+	// Identity returns the scope, the key and the `n` of a message that lacks the headers of sagamill; an example is a
+	// message that a service publishes with watermill-amqp: see [Identity]. Several goroutines call it. Default: a
+	// message without these headers becomes a dead letter with [ReasonKeyMissing].
 	Identity Identity
 
 	Observer Observer // Observer gets the outcome of each message; package telemetry has such an Observer; default: none
 
 	Wake   func()       // Wake is called after a commit that wrote messages to the outbox; Relay.Wake is such a function; default: none
-	Logger *slog.Logger // Logger gets errors of messages and of the consumer itself; default: slog.Default()
+	Logger *slog.Logger // Logger gets the errors that concern a message, and the errors of the consumer itself; default: slog.Default()
 }
 
 // An Identity returns the scope, the key and the n of a message that has no [outbox.HeaderKey]. With the name of its

@@ -17,7 +17,7 @@ const DefaultMaxEntries = 100_000
 
 // MemoryOptions configure a [Memory].
 type MemoryOptions struct {
-	MaxEntries int // largest number of records; at this number, expired records are removed, and new keys are refused if none has expired; default: 100,000
+	MaxEntries int // largest number of records; a full store removes expired records, and refuses new keys if no record has expired; default: 100,000
 
 	// MaxPerScope is the largest number of records of one namespace and scope, so that one caller
 	// cannot fill the whole store. Default: MaxEntries.

@@ -42,9 +42,9 @@ type Options struct {
 	// printable UTF-8 with 500. Required unless SingleTenant.
 	Scope        func(*http.Request) (string, error)
 	SingleTenant bool // all callers share one scope; default: false
-	// With ScopeByRoute, the same key on another method or route is another key; a route is the pattern of a ServeMux
-	// around the middleware or, without a ServeMux, the path. Default: a key that is reused on another route is a
-	// mismatch.
+	// With ScopeByRoute, the same key with another method or route counts as another key; the route is the pattern of
+	// the ServeMux that calls the middleware, or the path if there is no ServeMux. Default: the same key on another
+	// route is refused with MismatchStatus.
 	ScopeByRoute bool
 
 	Methods []string                 // HTTP methods that the middleware covers; default: POST, PATCH
@@ -52,21 +52,21 @@ type Options struct {
 
 	Key         KeyOptions         // Key says how clients send a key, and how the middleware answers an expired key
 	Fingerprint FingerprintOptions // Fingerprint says which requests count as the same request
-	Limits      Limits             // Limits has the limits of times, of sizes and of numbers
+	Limits      Limits             // Limits has the longest times, the largest sizes and the largest numbers
 	Response    ResponseOptions    // Response says which parts of a response are stored, and how the middleware replays the response
 	Problems    ProblemOptions     // Problems says how the middleware answers a request that it refuses
 
-	Policy Policy // Policy gives the [Verdict] on a response if the handler gave no verdict; default: DefaultPolicy
+	Policy Policy // if the handler gave no [Verdict], Policy decides whether the transaction commits and whether the response is kept; default: DefaultPolicy
 
-	// ExternalEffects says that handlers have effects that the store cannot roll back. A
-	// run whose owner vanished is then answered with 409 outcome-unknown.
-	// Default: a retry takes over a run whose owner vanished, and the handler runs again.
+	// ExternalEffects says that handlers have effects that the store cannot roll back. A run whose owner vanished is
+	// then answered with 409 outcome-unknown. Default: if the owner of a run (the process that executes it) has
+	// vanished, a retry takes the run over, and the handler runs again.
 	ExternalEffects bool
-	// Recover finds out the outcome of a run whose owner vanished, and implies ExternalEffects. A response is kept and
-	// replayed; nil says that the run had no effect, and the request runs; an error is a 409 outcome-unknown. It must
-	// only look, may be called at the same time by two retries, and has half a lease's time. It is asked about vanished
-	// owners only: a run that panicked, timed out or answered 5xx has failed, and runs again without it (see
-	// [DownstreamKey]). Default: none.
+	// If the owner of a run (the process that executes it) has vanished, Recover finds out the outcome of the run;
+	// Recover also switches ExternalEffects on. A response is kept and replayed; nil says that the run had no effect,
+	// and the request runs; an error is a 409 outcome-unknown. It must only look, may be called at the same time by two
+	// retries, and has half a lease's time. It is asked about vanished owners only: a run that panicked, timed out or
+	// answered 5xx has failed, and runs again without it (see [DownstreamKey]). Default: none.
 	Recover func(r *http.Request, id Identity) (*Response, error)
 	// FailOpen runs the handler without protection when the store fails. Each
 	// such run is logged as an error, with [ResultFailOpen] in its Event. Default: the
@@ -88,15 +88,15 @@ type Options struct {
 
 // KeyOptions say how clients send a key, and which keys the middleware accepts.
 type KeyOptions struct {
-	Optional      bool               // run requests without a key; nothing is stored about such a request, and its body is not read before the handler reads it; default: a request without a key gets 400
+	Optional      bool               // also accept requests without a key; nothing is stored about such a request, and the middleware does not read its body; default: a request without a key gets 400
 	Header        string             // name of the header with the key; default: Idempotency-Key
-	Aliases       []string           // other headers that may have the key; a request with different keys in these headers gets 400; default: none
+	Aliases       []string           // names of other headers in which a client may send the key; a request that has different keys in its headers gets 400; default: none
 	StrictSyntax  bool               // refuse keys that are not in quotes; default: false
 	MinLen        int                // shortest key, in characters; default: 1
 	MaxLen        int                // longest key, in characters, at most 255; default: 255
 	Validate      func(string) error // Validate returns an error for a key that the middleware refuses; UUIDKeys is such a function; default: none
-	Namespace     string             // namespace of the records in the store; default: http
-	RejectExpired bool               // answer an expired key with 410 until a sweep removes its record; default: an expired key counts as a new key
+	Namespace     string             // namespace of the records in the store; the same scope and key in two namespaces are two records; default: http
+	RejectExpired bool               // a request with an expired key gets 410 until a sweep has removed the record of the key; default: an expired key counts as a new key
 }
 
 // FingerprintOptions say which requests count as the same request: see [Fingerprint].
@@ -125,15 +125,15 @@ type FingerprintOptions struct {
 	Secret         []byte   // key of the digest, such as 32 random bytes; without a key, a dump of the store could reveal small bodies; default: none
 	ExcludeFields  []string // paths of JSON members to ignore; default: none
 	IncludeFields  []string // paths of the JSON members to compare; other members are ignored; default: all members
-	IncludeHeaders []string // names of request headers that are compared too; default: none
+	IncludeHeaders []string // names of request headers that also have to be equal in two requests that count as the same; default: none
 	Raw            bool     // compare bodies byte by byte; default: the content type decides how bodies are compared
 	// Custom computes the fingerprint in place of the built-in digest. Its Alg must change whenever it does, and must
 	// not begin with "v1". Default: the digest v1.
 	Custom func(r *http.Request, body []byte) (Fingerprint, error)
 
-	// Versions lists earlier and later settings of unexpired records, newest first; at most
-	// [MaxFingerprintVersions] are allowed. Each has no Versions and is not Unlabelled; the empty one
-	// is the default. Nothing is inherited: each has all of its fields. Default: none.
+	// Versions lists earlier and later settings with which unexpired records were made, newest first; at most
+	// [MaxFingerprintVersions] are allowed. Each has no Versions and is not Unlabelled; the empty one is the default.
+	// Nothing is inherited: each has all of its fields. Default: none.
 	Versions []FingerprintOptions
 
 	// Unlabelled stores "v1" as the Alg of all settings except Custom; older processes, which
@@ -141,12 +141,12 @@ type FingerprintOptions struct {
 	Unlabelled bool
 }
 
-// Limits are limits of times, of sizes in bytes, and of numbers.
+// Limits has the longest times, the largest sizes in bytes, and the largest numbers.
 type Limits struct {
 	TTL             time.Duration // time after which a record expires; at least as long as Lease and as ExecTimeout; default: 24 h
-	Lease           time.Duration // time after which a retry may take over a claim; longer than ExecTimeout, unless the store renews claims; idempg has Options.Grace in place of Lease; default: 30 s
-	ExecTimeout     time.Duration // time after which the handler's context ends; a later response is discarded; default: 25 s
-	StoreTimeout    time.Duration // longest time for the claim in the store, including waits for a connection; default: 5 s
+	Lease           time.Duration // time from a claim until a retry may take the claim over; Lease must be longer than ExecTimeout, unless the store renews claims; idempg does not use Lease, but its Options.Grace; default: 30 s
+	ExecTimeout     time.Duration // time after which the handler's context ends; a response that comes after this time is discarded; default: 25 s
+	StoreTimeout    time.Duration // longest time for claiming the key in the store, including waits for a connection; default: 5 s
 	CompleteTimeout time.Duration // longest time for storing the outcome; default: 5 s
 
 	// Wait is how long a request waits for the response of a running request with the same key, at
@@ -154,32 +154,32 @@ type Limits struct {
 	// [MaxWaiters], and after Wait, the request is refused as without Wait. Default: no waiting.
 	Wait time.Duration
 
-	MaxAttempts int // number of runs of one key after which the outcome of its request counts as unknown; default: no limit
-	// MaxInFlightPerScope is how many handlers may run for one scope at once in this process; the handlers of all routes
-	// with such a limit count together. Over the limit a request is answered with 503, unless its record decides it.
-	// Default: no limit.
+	MaxAttempts int // after so many runs of the handler for one key, the outcome of the request counts as unknown; default: no limit
+	// MaxInFlightPerScope is how many handlers may run at the same time for one scope in this process; all routes that
+	// have this limit are counted together. Over the limit a request is answered with 503, unless its record decides
+	// it. Default: no limit.
 	MaxInFlightPerScope int
 
 	MaxRequestBody int64 // largest body of a request with a key; a request with a larger body gets 413; default: 1 MiB
 
-	// MaxResponseBody is the largest response body that is stored. Over it, and over [MaxStoredNames],
-	// [MaxStoredValues] and [MaxStoredHeader], the client gets the response once, and a retry
-	// gets 410: only the fact that the request ran is kept. Default: 1 MiB.
+	// MaxResponseBody is the largest response body that is stored; after a larger response, a retry gets 410. The same
+	// holds for [MaxStoredNames], [MaxStoredValues] and [MaxStoredHeader]: the client gets the response once, and only
+	// the fact that the request ran is kept. Default: 1 MiB.
 	MaxResponseBody int
-	// HardResponseLimit is the largest response body that the middleware keeps in memory. Over it the client gets a 500
-	// response-too-large, which is not retryable. A transactional store has rolled back and
-	// released the key. On other stores the handler's effects stand, so a retry gets 410, unless
-	// the verdict on the status lets it run again. Default: 16 MiB, at least MaxResponseBody.
+	// HardResponseLimit is the largest response body that the middleware keeps in memory; in place of a larger
+	// response, the client gets a 500 response-too-large, which is not retryable. A transactional store has rolled back
+	// and released the key. On other stores the handler's effects stand, so a retry gets 410, unless the verdict on the
+	// status lets it run again. Default: 16 MiB, at least MaxResponseBody.
 	HardResponseLimit int
 }
 
 // ResponseOptions say which parts of a response are stored, and how the middleware replays the response.
 type ResponseOptions struct {
-	KeepHeaders       []string // response headers to store besides the usual ones; Header, Aliases and ReplayHeader are not allowed; default: none
+	KeepHeaders       []string // names of response headers to store in addition to those that are stored by default, such as Content-Type; Header, Aliases and ReplayHeader are not allowed; default: none
 	ReplayHeader      string   // name of the header that has the value "true" in replays; default: Idempotent-Replayed
 	EmitReplayedFalse bool     // send ReplayHeader with the value "false" in first responses; default: first responses do not have this header
 
-	NoStoreBody bool                               // store no response bodies; a retry gets 410, as after a body over MaxResponseBody; default: false
+	NoStoreBody bool                               // store no response bodies; a retry gets 410, as it does after a body that is larger than MaxResponseBody; default: false
 	Redact      func(r *http.Request, s *Response) // Redact changes the stored response, but not the response that is sent; default: none
 	Sealer      Sealer                             // Sealer encrypts stored bodies; default: none
 	// ReplayHook changes the response of a replay; an error of ReplayHook is answered like an error
@@ -189,22 +189,20 @@ type ResponseOptions struct {
 	// replays of these responses do not ask the store. Default: none.
 	LocalReplays int
 
-	// AllowStreaming sends a 2xx response to the client while the handler writes it, so that Flush
-	// works. Of such a response only the fact is kept, and it is kept
-	// before the first byte leaves: a retry gets 410, even if the handler, the process or
-	// the connection fails half-way, and never a second run. The deciding verdict is the
-	// verdict at the first byte. If the fact cannot be kept, only an error is
-	// sent. A response whose handler panics or fails, or that ExecTimeout ends, is cut
-	// off: the connection ends, by a deadline where a recoverer swallows http.ErrAbortHandler.
-	// So that the client can tell, it has no Content-Length, and HTTP/1.0 is not streamed.
-	// All other responses, and a 2xx without a body, are kept and replayed as usual.
-	// It is refused for stores whose writes could still roll back. Default: false.
+	// AllowStreaming sends a 2xx response to the client while the handler is still writing this response, so that Flush
+	// works. Of such a response only the fact is kept, and it is kept before the first byte leaves: a retry gets 410,
+	// even if the handler, the process or the connection fails half-way, and never a second run. The deciding verdict
+	// is the verdict at the first byte. If the fact cannot be kept, only an error is sent. A response whose handler
+	// panics or fails, or that ExecTimeout ends, is cut off: the connection ends, by a deadline where a recoverer
+	// swallows http.ErrAbortHandler. So that the client can tell, it has no Content-Length, and HTTP/1.0 is not
+	// streamed. All other responses, and a 2xx without a body, are kept and replayed as usual. It is refused for stores
+	// whose writes could still roll back. Default: false.
 	AllowStreaming bool
 }
 
 // ProblemOptions say how the middleware answers requests that it refuses, and how it answers errors.
 type ProblemOptions struct {
-	MapError       func(error) *Problem // MapError returns the problem for an error of the handler or for a CommitError; if it returns nil, the default applies; default: a problem with status 500
+	MapError       func(error) *Problem // MapError returns the problem for an error of the handler, or for an error of COMMIT (CommitError); if MapError returns nil, the default problem is sent; default: a problem with status 500
 	Writer         ProblemWriter        // Writer writes a problem as the response; default: WriteProblem
 	InFlightStatus int                  // status for a key whose request is still running: 409, 423 or 429; default: 409
 	MismatchStatus int                  // status for a key that was used for a different request: 422, 409 or 400; default: 422
@@ -213,7 +211,7 @@ type ProblemOptions struct {
 	// problem asks the client to retry with the same key. Default: 409.
 	UnknownFingerprintStatus int
 
-	TypeBase string // text before the code in the member "type" of a problem; default: DocsURL and "#", or urn:idemkey:problem: without a DocsURL
+	TypeBase string // beginning of the member "type" of a problem; the code of the problem follows; default: DocsURL followed by "#"; without a DocsURL, urn:idemkey:problem:
 	DocsURL  string // URL of the page that describes the problems; default: none
 }
 

@@ -27,7 +27,7 @@ const sweepRetry = time.Second
 type SweeperOptions struct {
 	Interval time.Duration // average pause between two passes; each pause is between 0.5 and 1.5 times Interval; default: 5 min
 	Batch    int           // largest number of records that one call of Store.Sweep removes; default: 1000
-	Budget   time.Duration // time after which a pass begins no further batch; also the longest time of one batch; default: 30 s
+	Budget   time.Duration // time from the start of a pass after which the pass begins no further batch; also the longest time of one batch; default: 30 s
 
 	Observer SweepObserver // Observer is called after each batch that removed a record; default: none
 	Logger   *slog.Logger  // Logger gets the errors of failed batches; default: slog.Default()

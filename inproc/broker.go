@@ -46,14 +46,14 @@ var (
 
 // Options are the limits of a [Broker]. The zero value means the defaults.
 type Options struct {
-	// Prefetch is how many messages of one subscription may be handed over and not yet acked.
-	// Default: 64.
+	// Prefetch is the largest number of messages that a subscription has handed over to its caller, and that are not
+	// yet acked. Default: 64.
 	Prefetch int
 	// NackDelay is how long the Broker holds a nacked message before it delivers the message
 	// again. Default: 100 ms.
 	NackDelay time.Duration
-	// DrainTimeout is how long messages that were handed over may still be acked after the end of
-	// their subscription. Default: 30 s.
+	// DrainTimeout is how long, after the end of a subscription, its caller can still ack the messages that the
+	// subscription has handed over. Default: 30 s.
 	DrainTimeout time.Duration
 	// AckTimeout limits how long PublishBatch waits for the acks of a batch. Default: 1 min.
 	AckTimeout time.Duration

@@ -15,14 +15,14 @@ const MaxList = 1000
 type Options struct {
 	Schema string // PostgreSQL schema of the tables; default: sagamill
 
-	// By is the name of the person that the journal records. A decision about an instance and an edit need a name: from
-	// here, or said with them. Default: the login role of the session.
+	// By is the name of the person, as it is written to the journal. A decision about an instance and an edit need a
+	// name: from here, or said with them. Default: the login role of the session.
 	By  string
-	Why string // reason that the journal records; default: none
+	Why string // reason that is written to the journal; default: none
 
-	// ReadTimeout limits each statement of the lists, counts and groups of Instances and DeadLetters, and each page that
-	// Instances.PreviewAll and Instances.DecideAll read; PostgreSQL cancels a longer statement with the code 57014.
-	// Default: only the limit of the session applies.
+	// ReadTimeout limits each statement with which Instances and DeadLetters list, count or group; it also limits each
+	// page that Instances.PreviewAll and Instances.DecideAll read; PostgreSQL cancels a longer statement with the code
+	// 57014. Default: only the statement_timeout of the session applies.
 	ReadTimeout time.Duration
 }
 

@@ -27,15 +27,16 @@ import (
 type RelayOptions struct {
 	Schema string // PostgreSQL schema of the outbox; default: sagamill
 
-	// Window is how many messages the relay may have read, but not yet recorded as published. When
-	// the relay is killed, at most Window messages are published again. After a message over which
-	// the broker's connection breaks, Window can grow to twice as many. Default: 2048, at most 100,000.
+	// Window is the largest number of messages that the relay has read, but has not yet recorded as published in the
+	// database. When the relay is killed, at most Window messages are published again. After a message over which the
+	// broker's connection breaks, Window can grow to twice as many. Default: 2048, at most 100,000.
 	Window int
-	// WindowBytes limits the payload bytes of the messages that Window counts; one message may
-	// exceed the limit. WindowBytes can grow to twice as much, as Window can. Default: 64 MiB; at least 1.
+	// WindowBytes limits the payload bytes of the messages in the Window, all together; a single message may exceed the
+	// limit. WindowBytes can grow to twice as much, as Window can. Default: 64 MiB; at least 1.
 	WindowBytes int
-	// Lanes is how many calls of the Publisher may run at once for each topic; each lane makes
-	// calls for at most 64 topics at once. Messages of one ordering key are in one lane. Default: 4, at most 64.
+	// Lanes is how many calls of the Publisher may run at the same time for one topic; each lane, a worker of the
+	// relay, makes calls for at most 64 topics at the same time. Messages of one ordering key are in one lane. Default:
+	// 4, at most 64.
 	Lanes int
 	// Lease is the time after which another relay takes over from a relay that does not renew its
 	// lease. Default: 5 s; from 1 s to 1 h.
@@ -48,30 +49,30 @@ type RelayOptions struct {
 	// for 250 ms if others came so within the last five minutes, or if the relay does not listen. Default: 2 s.
 	PollMax        time.Duration
 	PublishTimeout time.Duration // longest wait for the broker in one call of the Publisher; default: 30 s, at most 1 h
-	DrainTimeout   time.Duration // longest wait for messages that are being published when Run's context ends; default: 10 s
+	DrainTimeout   time.Duration // after the context of Run has ended, Run waits at most this time for messages that are still being published; default: 10 s
 
 	MaxAttempts int           // number of refusals by the broker after which a message is a dead letter; default: 20
-	RetryBase   time.Duration // longest wait after the first refusal by the broker; default: 1 s
-	RetryCap    time.Duration // longest wait after any refusal by the broker; default: 5 min
+	RetryBase   time.Duration // longest wait between the first refusal by the broker and the next attempt; default: 1 s
+	RetryCap    time.Duration // longest wait between any refusal by the broker and the next attempt; default: 5 min
 
-	// NoListen makes the relay find commits of other processes by polling, in place of notifications.
+	// With NoListen, the relay finds the commits of other processes by polling; it does not listen for notifications.
 	// By default the relay listens for notifications on a connection of the pool. Set NoListen behind a
 	// transaction-mode pooler, where listening does not work. Default: false.
 	NoListen bool
 
-	RotateBytes int64         // size of the current table of the outbox log at which the next table becomes current; default: 64 MiB
-	RotateAfter time.Duration // time in use after which the current table of the outbox log is replaced by the next table; default: 1 min
+	RotateBytes int64         // when the current table of the outbox log has this size, the next table becomes current; default: 64 MiB
+	RotateAfter time.Duration // when a table of the outbox log has been current for this time, the next table becomes current; default: 1 min
 
-	// Retention is how long published messages are kept at least; for this time, a replay (package
-	// operator) can repair a lost queue or a restored database. Default: 1 h; with [NoRetention],
-	// the relay empties a table of the outbox log when all its messages are published.
+	// Retention is the shortest time for which published messages are kept; during this time, a replay (package
+	// operator) can publish them again after a queue was lost or a database was restored. Default: 1 h; with
+	// [NoRetention], the relay empties a table of the outbox log when all its messages are published.
 	Retention time.Duration
 
-	// Observer is called with published messages that have a trace: see package telemetry.
+	// Observer is called after each call of the Publisher with a message that has a trace: see package telemetry.
 	// Default: none.
 	Observer PublishObserver
 
-	Logger *slog.Logger // Logger gets failures, and a message when the relay becomes active; default: slog.Default()
+	Logger *slog.Logger // Logger gets the failures of the relay, and a message when the relay becomes active; default: slog.Default()
 }
 
 // NoRetention is the [RelayOptions].Retention of a relay whose published messages nobody will replay.

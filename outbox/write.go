@@ -31,8 +31,8 @@ type Writer struct {
 type WriterOptions struct {
 	Schema string // PostgreSQL schema of the outbox; default: sagamill
 
-	// Tracer adds the trace in the context of Write to messages without a trace: see package
-	// telemetry. Default: no trace is added.
+	// If a message has no trace, Tracer adds the trace that the context of Write has: see package telemetry. Default:
+	// no trace is added.
 	Tracer WriterTracer
 }
 

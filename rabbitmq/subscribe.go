@@ -34,12 +34,11 @@ const initializeTimeout = 30 * time.Second
 type SubscriberOptions struct {
 	// Connection has the options of each connection of the Subscriber to a broker of the Config.
 	Connection ConnectionOptions
-	// Prefetch is how many unacked messages the broker sends to a subscription; all of them may be
-	// handed over at once. The Config's Qos is
-	// not used: its usual value of 1 means one message at a time. Batches of a
-	// consumer are filled from these. Default: 256.
+	// Prefetch is how many unacked messages the broker sends to a subscription; the subscription may hand over all
+	// these messages to its caller at the same time. The Config's Qos is not used: its usual value of 1 means one
+	// message at a time. Batches of a consumer are filled from these. Default: 256.
 	Prefetch int
-	// PrefetchBytes limits the payload bytes of a subscription's messages in this process; one
+	// PrefetchBytes limits the payload bytes of all messages that one subscription has in this process; a single
 	// message may exceed the limit. Prefetch counts messages: 256 of 8 MiB are 2 GiB.
 	//
 	// The broker has no such limit. At the bound, messages that are not in hand go back to the
@@ -60,12 +59,12 @@ type SubscriberOptions struct {
 	// for messages that an outbox orders by saga, as it does by default.
 	// Default: no message has a key.
 	Key func(*message.Message) string
-	// NackDelay is the average time for which a nacked message is held before it is given back; each
-	// time is between 0.5 and 1.5 times NackDelay. Without a delay, the broker redelivers at once,
-	// thousands of times a second. Default: 1 s.
+	// NackDelay is the average time for which the subscription holds a nacked message before the message can be
+	// delivered again; each time is between 0.5 and 1.5 times NackDelay. Without a delay, the broker redelivers at
+	// once, thousands of times a second. Default: 1 s.
 	NackDelay time.Duration
-	// DrainTimeout is how long messages that were handed over may still be acked after the end of
-	// their subscription. Default: 30 s.
+	// DrainTimeout is how long, after the end of a subscription, its caller can still ack the messages that the
+	// subscription has handed over. Default: 30 s.
 	DrainTimeout time.Duration
 	// TopologyInterval is how often a subscription declares its exchange, queue and binding again,
 	// in case somebody has deleted them. A subscription

@@ -18,10 +18,10 @@ var ErrInvalid = machine.ErrInvalid
 
 // A Step is a part of a saga with a state of type S: either one action in Do, or several steps in All or Seq.
 type Step[S any] struct {
-	Name string // matches [a-z0-9][a-z0-9-]{0,62}, and is unique in the definition; required
+	Name string // name of the step, which matches [a-z0-9][a-z0-9-]{0,62} and is unique in the definition; required
 
-	Do   Action[S] // the action: [Remote], [Local] or [Nested]; required without All or Seq
-	Undo Action[S] // the compensation, of the same kind as Do; default: none. A nested saga undoes itself.
+	Do   Action[S] // the action: [Remote], [Local] or [Nested]; required, unless the step has All or Seq
+	Undo Action[S] // the compensation, a [Remote] if Do is a Remote, and a [Local] if Do is a Local; default: none. A nested saga undoes itself.
 
 	All []Step[S] // steps that begin at the same time; All is done when each of its steps is done; default: none
 	Seq []Step[S] // steps that run one after the other, for example within All; default: none
@@ -41,10 +41,11 @@ type Step[S any] struct {
 	// [Options].Patience.
 	Deadline time.Duration
 
-	// Retry limits the attempts of a step that a participant or a nested saga rejects; each attempt is a command with its
-	// own number. For a Local, Retry limits the attempts after errors. Default: one attempt, but 10 attempts of a Local.
+	// If a participant or a nested saga rejects the step, Retry limits the number of attempts; each attempt is a new
+	// command with its own number. For a Local, Retry limits the attempts after errors. Default: one attempt; if Do is
+	// a Local, 10 attempts.
 	Retry Retry
-	// UndoRetry limits the attempts of a [Local] in Undo that returns errors. A participant has its own attempts, so
+	// If Undo is a [Local] and returns errors, UndoRetry limits its attempts. A participant has its own attempts, so
 	// UndoRetry is an error there. Default: 10 attempts.
 	UndoRetry Retry
 }

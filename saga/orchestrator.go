@@ -146,15 +146,15 @@ type Options struct {
 	TimerWorkers  int           // number of instances whose timers run at once; default: 4, at most 64
 	HousekeepPoll time.Duration // pause between two searches for instances that wait longer than Patience, and for instances that ended longer ago than Retention; default: 1 min
 
-	// Partial lets Run start although live instances have versions that are not registered; another binary must finish
-	// these instances. Default: Run returns an [UnfinishableError].
+	// With Partial, Run starts even if live instances have versions that are not registered in this process; a process
+	// with another binary must finish these instances. Default: Run returns an [UnfinishableError].
 	Partial bool
 
-	// NamedReplies refuses a reply if the step name in its key differs from the step that the n of the key stands for.
-	// It does so before anything else in the reply is trusted, as Consumer.Verify does. With NamedReplies, a participant
-	// may answer for the Steps of its signing.Sender only. Without it, a participant could answer for another's step and
-	// name its step in the reply. Replies of [On] and [OnUndo] name their step; those of a nested saga are named saga-
-	// and its name. Default: a reply may name any step.
+	// With NamedReplies, the orchestrator refuses a reply if its key names one step, and the `n` in this key belongs to
+	// another step. It does so before anything else in the reply is trusted, as Consumer.Verify does. With
+	// NamedReplies, a participant may answer for the Steps of its signing.Sender only. Without it, a participant could
+	// answer for another's step and name its step in the reply. Replies of [On] and [OnUndo] name their step; those of
+	// a nested saga are named saga- and its name. Default: a reply may name any step.
 	NamedReplies bool
 
 	Consumer consumer.Options // options of the consumer of replies; the orchestrator sets Schema, Wake and Logger of Consumer itself

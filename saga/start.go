@@ -35,8 +35,8 @@ type Starter[S any] struct {
 type StarterOptions struct {
 	Schema string // PostgreSQL schema of the instances and the outbox; use the schema of the orchestrator; default: sagamill
 
-	// Tracer returns the trace of the context that Start gets. All messages of the instance then belong to that
-	// trace: see package telemetry. Default: none.
+	// Tracer returns the trace of the context that the caller passes to Start. All messages of the instance then belong
+	// to that trace: see package telemetry. Default: none.
 	Tracer outbox.WriterTracer
 }
 

@@ -63,19 +63,19 @@ const (
 // Options configure a [Store]. The zero value works.
 type Options struct {
 	Schema    string         // PostgreSQL schema of the table; default: sagamill
-	Isolation pgx.TxIsoLevel // isolation level of the handler's transaction; default: the isolation level of the database, or READ COMMITTED with ClaimInline
+	Isolation pgx.TxIsoLevel // isolation level of the handler's transaction; default: the isolation level of the database; with ClaimInline, READ COMMITTED
 	ClaimMode ClaimMode      // how the store prevents two runs of the same request at once; default: ClaimLeased
 
 	// MaxInFlight is how many handlers may run at once, each on one connection.
 	// Default: the pool's MaxConns minus 2, at least 1.
 	MaxInFlight    int
-	AcquireTimeout time.Duration // longest time of each of two waits: for one of the MaxInFlight places, and for a connection; default: 2 s
+	AcquireTimeout time.Duration // longest wait for one of the MaxInFlight places; also the longest wait for a connection; default: 2 s
 
-	// Grace is the life of a claim without a row lock; a row lock takes the place of the claim at the handler's first
+	// Grace is how long a claim is valid while its row is not locked; the store locks the row at the handler's first
 	// statement, or after a quarter of Grace. If the owner dies before that, retries wait for Grace. Default: 10 s.
 	Grace         time.Duration
 	LookupTimeout time.Duration // longest time for finding out whether a transaction has committed, if the reply to COMMIT was lost; default: 2 s
-	IdleMargin    time.Duration // time that is added to ExecTimeout; PostgreSQL ends a transaction that is idle for longer than both together; default: 5 s
+	IdleMargin    time.Duration // time that is added to ExecTimeout; PostgreSQL ends a transaction that is idle for longer than ExecTimeout and IdleMargin together; default: 5 s
 
 	// ConnectionCheck is how often PostgreSQL checks, while it runs a statement, whether this
 	// process is still connected. It needs a server on a

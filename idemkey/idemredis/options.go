@@ -32,12 +32,12 @@ type Options struct {
 	Prefix      string        // prefix of every key in Redis: visible ASCII characters, no braces; default: idemkey:
 	CallTimeout time.Duration // longest time for one call of Redis, including its repetitions; default: 500 ms
 
-	// KeepExpired is how long a record that was claimed with RejectExpired stays after it has
+	// KeepExpired is for the option RejectExpired of the middleware: it is how long a record stays after it has
 	// expired, so that its key can be refused. Default: 24 h.
 	KeepExpired time.Duration
 
-	// AllowEviction makes [Store.Check] log a warning if Redis may evict records; without
-	// AllowEviction, Check returns [ErrEviction]. Default: false.
+	// If Redis may evict records, [Store.Check] returns [ErrEviction]; with AllowEviction, Check only logs a warning.
+	// Default: false.
 	AllowEviction bool
 
 	Logger *slog.Logger // Logger gets the warnings of [Store.Check]; default: slog.Default()
