@@ -163,22 +163,6 @@ func (s *letterSearch) conditions() []condition {
 	return listConditions(s.fields(), "database", "schema", "side", "state", "id", "topic", "step", "reason", "key", "scope", "error", "fingerprint", "age")
 }
 
-// A letterSide is one side of a schema.
-type letterSide struct {
-	*place
-	Side operator.Side
-}
-
-// read returns the dead letters of s, to read them.
-func (s letterSide) read() (*operator.DeadLetters, error) {
-	return operator.NewDeadLetters(s.pool, s.Side, &operator.Options{Schema: s.Schema, ReadTimeout: s.timeout})
-}
-
-// change returns the dead letters of s, for a person who changes them for a reason.
-func (s letterSide) change(by Actor, why string) (*operator.DeadLetters, error) {
-	return operator.NewDeadLetters(s.operator, s.Side, &operator.Options{Schema: s.Schema, By: string(by), Why: why, ReadTimeout: s.timeout})
-}
-
 // chooseSides returns the sides that the search is about. Only the inbox has reasons.
 func (c *Console) chooseSides(ctx context.Context, s *letterSearch) (chosen []letterSide, all []*place, err error) {
 	_, all, err = c.choosePlaces(ctx, "")

@@ -38,6 +38,22 @@ func (p *place) changedInstances(by Actor, why string) (*operator.Instances, err
 	return operator.NewInstances(p.operator, &operator.Options{Schema: p.Schema, By: string(by), Why: why, ReadTimeout: p.timeout})
 }
 
+// A letterSide is one side of a schema.
+type letterSide struct {
+	*place
+	Side operator.Side
+}
+
+// read returns the dead letters of s, to read them.
+func (s letterSide) read() (*operator.DeadLetters, error) {
+	return operator.NewDeadLetters(s.pool, s.Side, &operator.Options{Schema: s.Schema, ReadTimeout: s.timeout})
+}
+
+// change returns the dead letters of s, for a person who changes them for a reason.
+func (s letterSide) change(by Actor, why string) (*operator.DeadLetters, error) {
+	return operator.NewDeadLetters(s.operator, s.Side, &operator.Options{Schema: s.Schema, By: string(by), Why: why, ReadTimeout: s.timeout})
+}
+
 // An unreachable is a database whose schemas could not be listed.
 type unreachable struct {
 	Database string
