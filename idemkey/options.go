@@ -144,7 +144,7 @@ type FingerprintOptions struct {
 // Limits has the longest times, the largest sizes in bytes, and the largest numbers.
 type Limits struct {
 	TTL             time.Duration // time after which a record expires; at least as long as Lease and as ExecTimeout; default: 24 h
-	Lease           time.Duration // time from a claim until a retry may take the claim over; Lease must be longer than ExecTimeout, unless the store renews claims; idempg does not use Lease, but its Options.Grace; default: 30 s
+	Lease           time.Duration // time from a claim, or from its last renewal, until a retry may take the claim over; Lease must be longer than ExecTimeout, unless the store renews claims; idempg does not use Lease, but its Options.Grace; default: 30 s
 	ExecTimeout     time.Duration // time after which the handler's context ends; a response that comes after this time is discarded; default: 25 s
 	StoreTimeout    time.Duration // longest time for claiming the key in the store, including waits for a connection; default: 5 s
 	CompleteTimeout time.Duration // longest time for storing the outcome; default: 5 s

@@ -31,8 +31,8 @@ type RelayOptions struct {
 	// database. When the relay is killed, at most Window messages are published again. After a message over which the
 	// broker's connection breaks, Window can grow to twice as many. Default: 2048, at most 100,000.
 	Window int
-	// WindowBytes limits the payload bytes of the messages in the Window, all together; a single message may exceed the
-	// limit. WindowBytes can grow to twice as much, as Window can. Default: 64 MiB; at least 1.
+	// WindowBytes limits the payload bytes of the messages in the Window, all together; the last of these messages may
+	// exceed the limit. WindowBytes can grow to twice as much, as Window can. Default: 64 MiB; at least 1.
 	WindowBytes int
 	// Lanes is how many calls of the Publisher may run at the same time for one topic; each lane, a worker of the
 	// relay, makes calls for at most 64 topics at the same time. Messages of one ordering key are in one lane. Default:

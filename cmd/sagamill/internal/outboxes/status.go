@@ -22,7 +22,7 @@ func Commands() []cli.Command {
 		{Words: "outbox dead redrive", About: "publish dead letters again; choose them with -id, or with -all and filter flags", Run: outboxDeadRedrive},
 		{Words: "outbox dead discard", About: "remove dead letters for good; choose them with -id, or with -all and filter flags", Run: outboxDeadDiscard},
 		{Words: "outbox refused list", About: "list messages that the broker has refused and that the relay will try again", Run: outboxRefusedList},
-		{Words: "outbox refused release", About: "turn refused messages into dead letters now, and publish the messages that wait behind them; list the refused messages with -id", Run: outboxRefusedRelease},
+		{Words: "outbox refused release", About: "turn refused messages into dead letters now, and let the relay publish the messages that wait behind them; list the refused messages with -id", Run: outboxRefusedRelease},
 	}
 }
 
