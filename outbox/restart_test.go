@@ -8,12 +8,15 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
+// patience is how long a test waits for what must happen. A busy machine has taken more than half a minute.
+const patience = 2 * time.Minute
+
 // eventually polls until done says so.
 func eventually(t *testing.T, what string, done func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(30 * time.Second); !done(); {
+	for deadline := time.Now().Add(patience); !done(); {
 		if time.Now().After(deadline) {
-			t.Fatalf("not within 30 s: %s", what)
+			t.Fatalf("not within %s: %s", patience, what)
 		}
 		select {
 		case <-time.After(5 * time.Millisecond):
