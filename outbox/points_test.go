@@ -490,7 +490,7 @@ func (f *field) judge() {
 }
 
 // patience is how long a test waits for what must come.
-const patience = 2 * time.Minute
+const patience = time.Minute
 
 // await polls until done.
 func (f *field) await(what string, done func() bool) {

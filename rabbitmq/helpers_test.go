@@ -22,7 +22,7 @@ import (
 )
 
 // patience is how long a test waits for what must happen.
-const patience = 2 * time.Minute
+const patience = time.Minute
 
 // service is the one service of the tests that need no second one.
 const service = "svc"

@@ -20,7 +20,7 @@ import (
 )
 
 // patience is how long a test waits for something that must happen.
-const patience = 2 * time.Minute
+const patience = time.Minute
 
 // A place is the services of a test in one schema, with a broker in the process.
 type place struct {

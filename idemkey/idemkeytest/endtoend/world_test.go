@@ -25,7 +25,7 @@ import (
 )
 
 const (
-	patience  = 2 * time.Minute // with anything that is to come
+	patience  = time.Minute // with anything that is to come
 	lookPause = 5 * time.Millisecond
 	longLease = time.Minute // lapses when a test says so
 )

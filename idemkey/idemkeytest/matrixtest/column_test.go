@@ -336,7 +336,7 @@ func (d deaf) Begin(ctx context.Context, c idemkey.Claim) (idemkey.Decision, err
 func (d deaf) Traits() idemkey.Traits { return idemkey.Traits{LiveOwners: true} }
 
 // patience is how long a test waits for an event that must come.
-const patience = 2 * time.Minute
+const patience = time.Minute
 
 // until asks again and again, up to a limit.
 func until(t *testing.T, what string, done func() (bool, error)) {

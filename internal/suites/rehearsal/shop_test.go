@@ -24,7 +24,7 @@ import (
 )
 
 // deadline is when a test gives up.
-const deadline = 2 * time.Minute
+const deadline = time.Minute
 
 // placed is the topic of the test, and its step's type.
 const placed = "order.placed"

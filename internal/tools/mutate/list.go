@@ -44,8 +44,9 @@ type Trap struct {
 	Says string // a part of the failure; "": any failure counts
 }
 
-// DefaultLimit is the time limit of a test: a minute.
-const DefaultLimit = time.Minute
+// DefaultLimit is the time limit of a test: two minutes. Most tests give up after a minute if what they wait for never
+// comes.
+const DefaultLimit = 2 * time.Minute
 
 // Name returns m's claim, or its bug's name.
 func (m *Mutant) Name() string { return cmp.Or(m.Bug, m.Claim) }
