@@ -131,7 +131,7 @@ func newOffice(t *testing.T) *office {
 	s := consumer.Step{Name: "pay", Action: consumer.On("act", w.handle), Compensation: consumer.On("undo", w.handle), RetryBase: 1, RetryCap: 1}
 	var err error
 	w.c, err = consumer.New(w.pool, nil, []consumer.Step{s}, &consumer.Options{
-		Schema: w.schema, ParkedWorkers: 2, ParkedPoll: 10 * time.Millisecond, Logger: slog.New(slog.DiscardHandler),
+		Schema: w.schema, ParkedWorkers: 2, ParkedPoll: 10 * time.Millisecond, Logger: slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelError})),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -289,6 +289,11 @@ func (w *office) consume(t *testing.T) {
 	ended := make(chan error, 1)
 	go func() { ended <- w.c.Run(ctx) }()
 	faulttest.Await(t, "nothing goes round that is due", func() bool {
+		select {
+		case err := <-ended:
+			t.Fatalf("Run has ended: %v", err)
+		default:
+		}
 		for _, p := range w.look(t).Parked {
 			if strings.Contains(p, "retrying") && p != waiting3 {
 				return false
