@@ -79,7 +79,7 @@ func TestACrashOfTheServerHidesNoMessage(t *testing.T) {
 	r.signals.passed.Enable()
 	start(t, r)
 	f.write(t, msg("a", "before"))
-	eventually(t, "publish before the crash", func() bool { return len(f.broker.payloads()) == 1 })
+	eventually(t, "publish before the crash, and note it", func() bool { return len(f.broker.payloads()) == 1 && f.stats(t, r) == counts{} })
 	burnt := f.burn(t, 500)
 	r.signals.passed.Enable() // afresh
 	for range 3 {
