@@ -288,8 +288,8 @@ func (c *Console) readSagas(ctx context.Context, v *sagasView, places []*place, 
 	return nil, nil
 }
 
-// countSagas counts what the search picks, for the stream of the page. A count that takes too long says so, and leaves
-// the others.
+// countSagas counts the sagas that the search picks, for the stream of the page. If the count of a place takes too long,
+// a text stands in its place, and the counts of the other places stay.
 func (c *Console) countSagas(ctx context.Context, r *request) (any, error) {
 	search, err := parseSagaSearch(r.values)
 	if err != nil {

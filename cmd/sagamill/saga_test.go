@@ -63,8 +63,13 @@ func TestSagaListAndShow(t *testing.T) {
 			t.Errorf("%s: %s, want %s", args, out, want)
 		}
 	}
+	f.exec("UPDATE {home}.saga SET status = 'completed', ended_at = now() WHERE key = 'k'")
+	if out := f.command(0, "saga", "list", "-ended", "1h"); !strings.Contains(out, "completed") || strings.Contains(out, "o'dd") {
+		t.Errorf("list -ended says\n%swant k alone", out)
+	}
 	for args, want := range map[string]string{
 		"saga list -status done":  "it is none of running",
+		"saga list -ended -1h":    "-ended must not be negative",
 		"saga list -key=":         "-key is empty",
 		"saga list -limit 0":      "-limit",
 		"saga list -older -1h":    "negative",

@@ -144,7 +144,7 @@ func (c *Call) OpenOperators(ctx context.Context, all []*Database) (pools map[st
 		case !slices.ContainsFunc(all, func(d *Database) bool { return d.Name == name }):
 			return pools, fmt.Errorf("-operator-database: no -database has the name %s", name)
 		case pools[name] != nil:
-			return pools, fmt.Errorf("-operator-database: two are for %s", name)
+			return pools, fmt.Errorf("-operator-database names %s twice", name)
 		}
 		if pools[name], _, err = c.openPool(ctx, text); err != nil {
 			delete(pools, name)

@@ -18,7 +18,7 @@ func TestOperatorDatabasesAreNamed(t *testing.T) {
 		{one + " " + two + " " + changes + "payments=postgres://operator@localhost/b", "payments", ""},
 		{one + " " + two + " " + changes + "postgres://operator@localhost/a", "", "with several databases it must be NAME=URL"},
 		{one + " " + changes + "order=postgres://operator@localhost/a", "", "no -database has the name order"},
-		{one + " " + changes + "orders=postgres://operator@localhost/a " + changes + "orders=postgres://operator@localhost/a", "", "two are for orders"},
+		{one + " " + changes + "orders=postgres://operator@localhost/a " + changes + "orders=postgres://operator@localhost/a", "", "names orders twice"},
 		{one + " " + changes + "orders=postgres://operator:secret@localhost:port/a", "", "-operator-database"},
 		{one + " " + changes + "postgres://operator:secret@db.example.com/a", "", "-operator-database"}, // without TLS
 	} {

@@ -93,6 +93,9 @@ func sagaList(ctx context.Context, c *cli.Call) error {
 	if err := cmp.Or(cli.CheckLimit(*limit), checkFilter(c, &filter)); err != nil {
 		return err
 	}
+	if filter.Ended < 0 {
+		return errors.New("-ended must not be negative")
+	}
 	if filter.Ended > 0 {
 		filter.Live = false
 	}
