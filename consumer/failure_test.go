@@ -3,9 +3,11 @@ package consumer
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -14,6 +16,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/jackc/pgx/v5"
 
+	"github.com/sagamill/sagamill/internal/testing/pgtest"
 	"github.com/sagamill/sagamill/outbox"
 )
 
@@ -330,6 +333,48 @@ func TestAHandlerOverItsTimeoutIsParked(t *testing.T) {
 	if got, want := f.parked(t), "retrying action failed 1"; got != want {
 		t.Errorf("parked %q, want %q", got, want)
 	}
+}
+
+// A server ignores a cancel request that arrives before the statement begins. The next request ends the statement.
+func TestAStatementWhoseCancelRequestIsLostIsCanceledAgain(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	var lost atomic.Bool
+	config := pgtest.DirectConfig(t)
+	dial := config.ConnConfig.DialFunc
+	config.ConnConfig.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		conn, err := dial(ctx, network, addr)
+		return &cancelLoser{Conn: conn, lost: &lost}, err
+	}
+	f.consumersPool(t, config)
+	step := f.step(func(ctx context.Context, tx pgx.Tx, _ Message[payment], _ Emit) error {
+		_, err := tx.Exec(ctx, "SELECT pg_sleep(600)")
+		return err
+	}, nil)
+	step.Timeout = 50 * time.Millisecond
+	handle(t, f.consumer(t, Options{}, step), act("k"))
+	if got, want := f.parked(t), "retrying action failed 1"; got != want {
+		t.Errorf("parked %q, want %q", got, want)
+	}
+	if !lost.Load() {
+		t.Error("no cancel request was lost")
+	}
+}
+
+// A cancelLoser is a connection to a server. It loses the first cancel request of all connections with the same lost.
+type cancelLoser struct {
+	net.Conn
+	lost *atomic.Bool
+}
+
+// cancelCode is the number that PostgreSQL's protocol puts behind the length of a cancel request.
+const cancelCode = 80877102
+
+func (c *cancelLoser) Write(p []byte) (int, error) {
+	if len(p) >= 8 && binary.BigEndian.Uint32(p[4:]) == cancelCode && c.lost.CompareAndSwap(false, true) {
+		return len(p), c.Close()
+	}
+	return c.Conn.Write(p)
 }
 
 func TestWhatANewerBinaryParkedBecomesADeadLetterNotALoop(t *testing.T) {

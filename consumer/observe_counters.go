@@ -294,7 +294,7 @@ WITH parked AS (
 )
 SELECT coalesce(step, ''), kind = 'compensation', state = 'dead', reason, count(*),
 	(extract(epoch FROM clock_timestamp() - min(first_at)) * 1000000)::bigint,
-	coalesce(extract(epoch FROM clock_timestamp() - min(due_at)) * 1000000, 0)::bigint
+	coalesce(extract(epoch FROM clock_timestamp() - min(due_at) FILTER (WHERE isfinite(due_at))) * 1000000, 0)::bigint
 FROM parked
 GROUP BY 1, 2, 3, 4
 ORDER BY 1, 2, 3, 4`

@@ -3,6 +3,7 @@ package consumer
 import (
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -27,5 +28,29 @@ func TestWhatIsDueIsFoundByTheIndex(t *testing.T) {
 	lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	if plan := strings.Join(lines, "\n"); err != nil || !strings.Contains(plan, "Index Cond: (due_at <=") {
 		t.Errorf("error %v, plan:\n%s", err, plan)
+	}
+}
+
+// A message that a person holds back with due_at = infinity stops no other retry, with each plan, and is counted.
+func TestAMessageThatIsNeverDueStopsNoRetry(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	config := pgtest.DirectConfig(t)
+	for _, scan := range []string{"enable_indexscan", "enable_indexonlyscan", "enable_bitmapscan"} {
+		config.ConnConfig.RuntimeParams[scan] = "off"
+	}
+	f.consumersPool(t, config)
+	c := f.consumer(t, Options{ParkedPoll: time.Minute}, f.step(scripted, nil))
+	handle(t, c, newMessage("pay", "held", payment{12}), newMessage("pay", "due", payment{12}))
+	f.exec(t, "UPDATE {schema}.parked SET due_at = 'infinity' WHERE key = 'held'")
+	if wait, err := c.retrier.nextDue(t.Context()); err != nil || wait != 0 {
+		t.Errorf("beside a message that is due: wait %s, %v; want 0", wait, err)
+	}
+	f.exec(t, "UPDATE {schema}.parked SET due_at = 'infinity'")
+	if wait, err := c.retrier.nextDue(t.Context()); err != nil || wait != time.Minute {
+		t.Errorf("with nothing that is ever due: wait %s, %v; want the option ParkedPoll", wait, err)
+	}
+	if stats, err := c.Stats(t.Context()); err != nil || stats.Retrying != 2 || stats.Overdue != 0 {
+		t.Errorf("stats %+v, %v; want two retrying messages and none overdue", stats, err)
 	}
 }

@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/sagamill/sagamill/internal/failpoint"
@@ -312,12 +314,33 @@ var readCommitted = pgx.TxOptions{IsoLevel: pgx.ReadCommitted}
 
 // rollbackOrClose rolls back. If that fails it closes the connection, and the server rolls back.
 func (d *database) rollbackOrClose(ctx context.Context, conn *pgx.Conn) {
-	if conn.IsClosed() || txguard.StatusOf(conn) == txguard.Ended {
+	if conn.IsClosed() {
+		go cancelAgain(conn.PgConn())
+		return
+	}
+	if txguard.StatusOf(conn) == txguard.Ended {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), databaseTimeout)
 	defer cancel()
 	if _, err := conn.Exec(ctx, "ROLLBACK"); err != nil {
 		_ = conn.Close(ctx)
+	}
+}
+
+// cancelAgain repeats the cancel request for a connection that pgx has closed because its context ended. pgx sends one
+// request. A server that has not yet begun the statement ignores the request, and then executes the statement to its end:
+// the lock of the step's row would be held as long. The requests end when the server has closed the connection, or after
+// the 15 s in which pgx waits for that.
+func cancelAgain(conn *pgconn.PgConn) {
+	for pause := 100 * time.Millisecond; ; pause *= 2 {
+		select {
+		case <-conn.CleanupDone():
+			return
+		case <-time.After(pause):
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), databaseTimeout)
+		_ = conn.CancelRequest(ctx)
+		cancel()
 	}
 }

@@ -179,10 +179,12 @@ INSERT INTO {schema}.parked (state, kind, scope, key, step, n, topic, message_id
 	reason, error, stack, attempts, due_at)
 VALUES ('dead', $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, clock_timestamp())`
 
-// sqlNextDue returns in how many seconds the next parked message is due. It is one lookup in the index.
+// sqlNextDue returns in how many seconds the next parked message is due. It is one lookup in the index. A message whose
+// due_at a person has set to infinity is left out, because PostgreSQL before 17 cannot subtract from infinity: some plans
+// compute the difference for all rows before the limit.
 const sqlNextDue = `
 SELECT (SELECT extract(epoch FROM due_at - statement_timestamp())::float8 FROM {schema}.parked
-	WHERE state = 'retrying' ORDER BY due_at LIMIT 1)`
+	WHERE state = 'retrying' AND due_at < 'infinity' ORDER BY due_at LIMIT 1)`
 
 // sqlTakeParked hands out each due message to one instance, and counts the entry into the handler before it happens.
 // The caller commits it alone. The lease ($3, in microseconds) only covers the time until sqlLockParked: while the

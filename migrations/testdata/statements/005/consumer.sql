@@ -130,7 +130,7 @@ WHERE id = $1 AND attempts = $2 AND state = 'retrying' AND kind = 'unknown'
 ---- queries.nextDue
 
 SELECT (SELECT extract(epoch FROM due_at - statement_timestamp())::float8 FROM {schema}.parked
-	WHERE state = 'retrying' ORDER BY due_at LIMIT 1)
+	WHERE state = 'retrying' AND due_at < 'infinity' ORDER BY due_at LIMIT 1)
 ---- queries.openClaim
 
 SELECT nullif(h.swept_before, '-infinity'), pg_current_xact_id()::xid,
@@ -178,7 +178,7 @@ WITH parked AS (
 )
 SELECT coalesce(step, ''), kind = 'compensation', state = 'dead', reason, count(*),
 	(extract(epoch FROM clock_timestamp() - min(first_at)) * 1000000)::bigint,
-	coalesce(extract(epoch FROM clock_timestamp() - min(due_at)) * 1000000, 0)::bigint
+	coalesce(extract(epoch FROM clock_timestamp() - min(due_at) FILTER (WHERE isfinite(due_at))) * 1000000, 0)::bigint
 FROM parked
 GROUP BY 1, 2, 3, 4
 ORDER BY 1, 2, 3, 4
