@@ -48,7 +48,7 @@ type Options struct {
 
 	// Identity returns the scope, the key and the `n` of a message that lacks the headers of sagamill; an example is a
 	// message that a service publishes with watermill-amqp: see [Identity]. Several goroutines call it. Default: a
-	// message without these headers becomes a dead letter with [ReasonKeyMissing].
+	// message that lacks the headers of sagamill becomes a dead letter with [ReasonKeyMissing].
 	Identity Identity
 
 	Observer Observer // Observer gets the outcome of each message; package telemetry has such an Observer; default: none

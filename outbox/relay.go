@@ -56,7 +56,7 @@ type RelayOptions struct {
 	RetryCap    time.Duration // longest wait between any refusal by the broker and the next attempt; default: 5 min
 
 	// With NoListen, the relay finds the commits of other processes by polling; it does not listen for notifications.
-	// By default the relay listens for notifications on a connection of the pool. Set NoListen behind a
+	// By default the relay listens for notifications on a connection that it takes out of the pool. Set NoListen behind a
 	// transaction-mode pooler, where listening does not work. Default: false.
 	NoListen bool
 
@@ -68,8 +68,8 @@ type RelayOptions struct {
 	// [NoRetention], the relay empties a table of the outbox log when all its messages are published.
 	Retention time.Duration
 
-	// Observer is called after each call of the Publisher with a message that has a trace: see package telemetry.
-	// Default: none.
+	// If a call of the Publisher contains a message that has a trace, the relay calls Observer after this call: see
+	// package telemetry. Default: none.
 	Observer PublishObserver
 
 	Logger *slog.Logger // Logger gets the failures of the relay, and a message when the relay becomes active; default: slog.Default()
