@@ -97,7 +97,7 @@ func New(db *pgxpool.Pool, sub message.Subscriber, steps []Step, opts *Options) 
 // connectStages makes the stages. Each one knows those behind it, and none before it.
 func (c *Consumer) connectStages(db *pgxpool.Pool, writer *outbox.Writer, routes map[routeKey]route, marked bool) {
 	o := &c.opts
-	sql, retention := newQueries(o.Schema), newRetentionQueries(o.Schema)
+	sql, retention := newQueries(o.Schema, o.ConnectionCheck), newRetentionQueries(o.Schema)
 	reporter := &reporter{observer: o.Observer, log: o.Logger, counters: c.counters}
 	database := &database{db: db}
 	retries := make(chan struct{}, 1)

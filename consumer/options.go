@@ -17,6 +17,9 @@ import (
 	"github.com/sagamill/sagamill/outbox"
 )
 
+// defaultConnectionCheck is the default of Options.ConnectionCheck.
+const defaultConnectionCheck = time.Second
+
 // Options are settings that most callers leave at their defaults. The zero value is usable.
 type Options struct {
 	Schema string // PostgreSQL schema of inbox and outbox; default: sagamill
@@ -29,6 +32,11 @@ type Options struct {
 	ParkedPoll    time.Duration // longest pause between two searches for messages that other processes have parked; default: 2 s
 	DrainTimeout  time.Duration // after the context of Run has ended, Run waits at most this time for messages that are still being handled; default: 30 s
 	MaxPayload    int           // largest payload in bytes; a message with a larger payload becomes a dead letter; default: 8 MiB
+
+	// ConnectionCheck is how often PostgreSQL checks, while it executes a statement of a handler, whether this process is
+	// still connected. If it is not, PostgreSQL ends the statement and frees the lock of the step. It needs a server on a
+	// system that can tell, such as Linux. Negative: never. Default: 1 s, in whole milliseconds.
+	ConnectionCheck time.Duration
 
 	// Verify checks each message that arrives; the consumer calls Verify before it reads or writes an inbox row, and
 	// before it calls the function Unhandled of a step. Verifier.Verify of package signing is a Verify. A message for
@@ -136,6 +144,7 @@ func (o *Options) completeOptions() error {
 	o.BatchTime = cmp.Or(o.BatchTime, 50*time.Millisecond)
 	o.ParkedWorkers = cmp.Or(o.ParkedWorkers, 4)
 	o.ParkedPoll = cmp.Or(o.ParkedPoll, 2*time.Second)
+	o.ConnectionCheck = cmp.Or(o.ConnectionCheck, defaultConnectionCheck)
 	o.DrainTimeout = cmp.Or(o.DrainTimeout, 30*time.Second)
 	o.MaxPayload = cmp.Or(o.MaxPayload, outbox.MaxPayload)
 	o.Logger = guard.Logger(cleantext.Logger(cmp.Or(o.Logger, slog.Default())))

@@ -43,8 +43,15 @@ func TestAMessageThatIsNeverDueStopsNoRetry(t *testing.T) {
 	c := f.consumer(t, Options{ParkedPoll: time.Minute}, f.step(scripted, nil))
 	handle(t, c, newMessage("pay", "held", payment{12}), newMessage("pay", "due", payment{12}))
 	f.exec(t, "UPDATE {schema}.parked SET due_at = 'infinity' WHERE key = 'held'")
-	if wait, err := c.retrier.nextDue(t.Context()); err != nil || wait != 0 {
-		t.Errorf("beside a message that is due: wait %s, %v; want 0", wait, err)
+	for _, due := range []string{"now", "-infinity"} {
+		f.exec(t, "UPDATE {schema}.parked SET due_at = $1::text::timestamptz WHERE key = 'due'", due)
+		if wait, err := c.retrier.nextDue(t.Context()); err != nil || wait != 0 {
+			t.Errorf("beside a message that is due at %s: wait %s, %v; want 0", due, wait, err)
+		}
+	}
+	f.exec(t, "UPDATE {schema}.parked SET due_at = '9999-12-31' WHERE key = 'due'")
+	if wait, err := c.retrier.nextDue(t.Context()); err != nil || wait != time.Minute {
+		t.Errorf("with a message that is due in some thousand years: wait %s, %v; want the option ParkedPoll", wait, err)
 	}
 	f.exec(t, "UPDATE {schema}.parked SET due_at = 'infinity'")
 	if wait, err := c.retrier.nextDue(t.Context()); err != nil || wait != time.Minute {

@@ -171,7 +171,10 @@ func (t *retrier) nextDue(ctx context.Context) (wait time.Duration, err error) {
 	if err := t.database.db.QueryRow(ctx, t.sql.nextDue).Scan(&seconds); err != nil || seconds == nil {
 		return t.poll, err
 	}
-	return min(t.poll, max(0, time.Duration(*seconds*float64(time.Second)))), nil
+	if *seconds >= t.poll.Seconds() { // it may be more than a Duration holds
+		return t.poll, nil
+	}
+	return max(0, time.Duration(*seconds*float64(time.Second))), nil
 }
 
 // freeWorkers returns how many workers are free for step, or in total for "".

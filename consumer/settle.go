@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/sagamill/sagamill/internal/failpoint"
@@ -186,6 +185,7 @@ func (d *database) withConnection(ctx context.Context, do func(conn *pgx.Conn) e
 		return fmt.Errorf("consumer: connect: %w", err)
 	}
 	defer conn.Release()
+	defer disconnectLater(conn.Conn())
 	defer d.rollbackOrClose(ctx, conn.Conn())
 	return do(conn.Conn())
 }
@@ -314,11 +314,7 @@ var readCommitted = pgx.TxOptions{IsoLevel: pgx.ReadCommitted}
 
 // rollbackOrClose rolls back. If that fails it closes the connection, and the server rolls back.
 func (d *database) rollbackOrClose(ctx context.Context, conn *pgx.Conn) {
-	if conn.IsClosed() {
-		go cancelAgain(conn.PgConn())
-		return
-	}
-	if txguard.StatusOf(conn) == txguard.Ended {
+	if conn.IsClosed() || txguard.StatusOf(conn) == txguard.Ended {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), databaseTimeout)
@@ -328,19 +324,16 @@ func (d *database) rollbackOrClose(ctx context.Context, conn *pgx.Conn) {
 	}
 }
 
-// cancelAgain repeats the cancel request for a connection that pgx has closed because its context ended. pgx sends one
-// request. A server that has not yet begun the statement ignores the request, and then executes the statement to its end:
-// the lock of the step's row would be held as long. The requests end when the server has closed the connection, or after
-// the 15 s in which pgx waits for that.
-func cancelAgain(conn *pgconn.PgConn) {
-	for pause := 100 * time.Millisecond; ; pause *= 2 {
-		select {
-		case <-conn.CleanupDone():
-			return
-		case <-time.After(pause):
-		}
-		ctx, cancel := context.WithTimeout(context.Background(), databaseTimeout)
-		_ = conn.CancelRequest(ctx)
-		cancel()
+// disconnectAfter is how long pgx may take to end a statement on a connection that it has closed.
+const disconnectAfter = time.Second
+
+// disconnectLater cuts a connection that pgx has closed, for example because a context ended. pgx sends one cancel
+// request, and then waits up to 15 s for the server. A server that has not yet begun the statement ignores the request,
+// and executes the statement to its end. Once the connection is cut, the server notices (Options.ConnectionCheck).
+func disconnectLater(conn *pgx.Conn) {
+	if !conn.IsClosed() {
+		return
 	}
+	socket := conn.PgConn().Conn()
+	time.AfterFunc(disconnectAfter, func() { _ = socket.Close() })
 }

@@ -3,6 +3,7 @@ package consumer
 import (
 	"cmp"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/sagamill/sagamill/internal/sqlschema"
@@ -22,7 +23,9 @@ ON CONFLICT (scope, key, step, n) DO NOTHING`
 // MinRetention less ClockSkew before it, and a message that is younger needs none. If a row exists, it returns nothing,
 // and sqlOpenClaim follows.
 const sqlClaimNew = sqlClaimOne + `
-RETURNING pg_current_xact_id()::xid, set_config('idle_in_transaction_session_timeout', $9, true), clock_timestamp()`
+RETURNING pg_current_xact_id()::xid,
+	set_config('idle_in_transaction_session_timeout', $9, true) || set_config('client_connection_check_interval', '{connection_check}', true),
+	clock_timestamp()`
 
 // sqlClaimMany is sqlClaimOne for several steps, one row after the other in the order of the arrays. The arrays are
 // in the order of identities, so that two transactions cannot wait for each other's rows.
@@ -31,7 +34,7 @@ INSERT INTO {schema}.inbox (scope, key, step, n, state, attempts, digest, undo_d
 SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::integer[], $7::bytea[], $8::bytea[])
 ON CONFLICT (scope, key, step, n) DO NOTHING`
 
-// sqlOpenClaim follows sqlClaimOne. It limits how long the transaction may be idle, as sqlLimitIdle does, and reads
+// sqlOpenClaim follows sqlClaimOne. It limits the transaction as sqlLimitIdle does, and reads
 // the transaction's number, which is the xmin of a row that it has inserted. It locks the row that kept sqlClaimOne
 // from inserting and reads its state, and the horizon of the inbox. It does not return a row that this transaction
 // has inserted: the columns of the state are null then, as they are if a sweeper has removed the row since.
@@ -49,7 +52,7 @@ ON CONFLICT (scope, key, step, n) DO NOTHING`
 //     none to lock, and the attempt begins anew (errVanished).
 const sqlOpenClaim = `
 SELECT nullif(h.swept_before, '-infinity'), pg_current_xact_id()::xid,
-	set_config('idle_in_transaction_session_timeout', $5, true),
+	set_config('idle_in_transaction_session_timeout', $5, true) || set_config('client_connection_check_interval', '{connection_check}', true),
 	i.state, i.attempts, i.undo_attempts, i.digest, i.undo_digest
 FROM {schema}.inbox_horizon AS h
 LEFT JOIN (
@@ -93,15 +96,16 @@ FROM {schema}.inbox
 WHERE scope = $1 AND key = $2 AND step = $3 AND n = $4
 FOR UPDATE SKIP LOCKED`
 
-// sqlLimitIdle frees the row's lock if this process hangs while it holds it. The setting ends with the transaction.
-const sqlLimitIdle = `SELECT set_config('idle_in_transaction_session_timeout', $1, true)`
+// sqlLimitIdle frees the row's lock if this process hangs while it holds it, or ends while a statement runs. Without
+// the second setting PostgreSQL would execute that statement to its end. The settings end with the transaction.
+const sqlLimitIdle = `SELECT set_config('idle_in_transaction_session_timeout', $1, true) || set_config('client_connection_check_interval', '{connection_check}', true)`
 
 // sqlOpenClaims is sqlOpenClaim for several steps, without the locks: it is the horizon of those whose rows were
 // absent. sqlLockMany may find a row that was inserted after this statement, behind a later horizon, which is
 // therefore read again after it.
 const sqlOpenClaims = `
 SELECT nullif(swept_before, '-infinity'), pg_current_xact_id()::xid,
-	set_config('idle_in_transaction_session_timeout', $1, true)
+	set_config('idle_in_transaction_session_timeout', $1, true) || set_config('client_connection_check_interval', '{connection_check}', true)
 FROM {schema}.inbox_horizon`
 
 // sqlMoveStep records a transition, under the row's lock. A digest that is null leaves the recorded one as it is.
@@ -179,11 +183,11 @@ INSERT INTO {schema}.parked (state, kind, scope, key, step, n, topic, message_id
 	reason, error, stack, attempts, due_at)
 VALUES ('dead', $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, clock_timestamp())`
 
-// sqlNextDue returns in how many seconds the next parked message is due. It is one lookup in the index. A message whose
-// due_at a person has set to infinity is left out, because PostgreSQL before 17 cannot subtract from infinity: some plans
-// compute the difference for all rows before the limit.
+// sqlNextDue returns in how many seconds the next parked message is due. It is one lookup in the index. PostgreSQL before
+// 17 cannot subtract from infinity, to which a person may have set due_at, and some plans compute the difference for all
+// rows before the limit. So infinity is left out, and -infinity counts as 1970.
 const sqlNextDue = `
-SELECT (SELECT extract(epoch FROM due_at - statement_timestamp())::float8 FROM {schema}.parked
+SELECT (SELECT extract(epoch FROM greatest(due_at, 'epoch') - statement_timestamp())::float8 FROM {schema}.parked
 	WHERE state = 'retrying' AND due_at < 'infinity' ORDER BY due_at LIMIT 1)`
 
 // sqlTakeParked hands out each due message to one instance, and counts the entry into the handler before it happens.
@@ -259,12 +263,16 @@ type queries struct {
 	readStats                                                                                     string
 }
 
-func newQueries(schema string) queries {
-	bind := func(statement string) string { return sqlschema.Bind(schema, statement) }
+// newQueries returns the queries of a schema. check is Options.ConnectionCheck.
+func newQueries(schema string, check time.Duration) queries {
+	interval := milliseconds(max(0, check))
+	bind := func(statement string) string {
+		return strings.ReplaceAll(sqlschema.Bind(schema, statement), "{connection_check}", interval)
+	}
 	return queries{
 		claimOne: bind(sqlClaimOne), claimNew: bind(sqlClaimNew), claimMany: bind(sqlClaimMany), openClaim: bind(sqlOpenClaim), lockMany: bind(sqlLockMany),
 		unclaim: bind(sqlUnclaim), reopen: bind(sqlReopen), readBehind: bind(sqlReadBehind), readAttempts: bind(sqlReadAttempts),
-		claimStep: bind(sqlClaimStep), lockStep: bind(sqlLockStep), tryLockStep: bind(sqlTryLockStep), handBack: bind(sqlHandBack), openClaims: bind(sqlOpenClaims), limitIdle: sqlLimitIdle, moveStep: bind(sqlMoveStep),
+		claimStep: bind(sqlClaimStep), lockStep: bind(sqlLockStep), tryLockStep: bind(sqlTryLockStep), handBack: bind(sqlHandBack), openClaims: bind(sqlOpenClaims), limitIdle: bind(sqlLimitIdle), moveStep: bind(sqlMoveStep),
 		countAction: bind(sqlCountAction), countCompensation: bind(sqlCountCompensation),
 		park: bind(sqlPark), bury: bind(sqlBury), nextDue: bind(sqlNextDue), takeParked: bind(sqlTakeParked), lockParked: bind(sqlLockParked),
 		deleteParked: bind(sqlDeleteParked), cancelParked: bind(sqlCancelParked), repark: bind(sqlRepark), countParked: bind(sqlCountParked),

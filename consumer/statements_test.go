@@ -21,7 +21,7 @@ import (
 func TestStatementsAreRecorded(t *testing.T) {
 	t.Parallel()
 	const schema = "{schema}"
-	pgtest.Record(t, "consumer", newQueries(schema), newEffectQueries(schema), newRetentionQueries(schema))
+	pgtest.Record(t, "consumer", newQueries(schema, defaultConnectionCheck), newEffectQueries(schema), newRetentionQueries(schema))
 }
 
 // sentSQL is a tracer that keeps the first two words of each statement.

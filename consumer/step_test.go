@@ -18,7 +18,7 @@ import (
 func TestQueriesArePreparable(t *testing.T) {
 	t.Parallel()
 	_, schema := pgtest.Schema(t)
-	pgtest.PrepareAll(t, newQueries(schema))
+	pgtest.PrepareAll(t, newQueries(schema, defaultConnectionCheck))
 }
 
 func TestDuplicatesRunOnce(t *testing.T) {

@@ -57,7 +57,9 @@ ON CONFLICT (scope, key, step, n) DO NOTHING
 INSERT INTO {schema}.inbox (scope, key, step, n, state, attempts, digest, undo_digest)
 VALUES ($1, $2, $3, $4, $5, $6, $7, $8)
 ON CONFLICT (scope, key, step, n) DO NOTHING
-RETURNING pg_current_xact_id()::xid, set_config('idle_in_transaction_session_timeout', $9, true), clock_timestamp()
+RETURNING pg_current_xact_id()::xid,
+	set_config('idle_in_transaction_session_timeout', $9, true) || set_config('client_connection_check_interval', '1000', true),
+	clock_timestamp()
 ---- queries.claimOne
 
 INSERT INTO {schema}.inbox (scope, key, step, n, state, attempts, digest, undo_digest)
@@ -95,7 +97,7 @@ UPDATE {schema}.parked
 SET attempts = attempts - 1, due_at = clock_timestamp() + $4 * interval '1 microsecond'
 WHERE id = $1 AND attempts = $2 AND round = $3 AND state = 'retrying'
 ---- queries.limitIdle
-SELECT set_config('idle_in_transaction_session_timeout', $1, true)
+SELECT set_config('idle_in_transaction_session_timeout', $1, true) || set_config('client_connection_check_interval', '1000', true)
 ---- queries.lockMany
 
 SELECT a.ordinal::integer, i.state, i.attempts, i.undo_attempts, i.digest, i.undo_digest
@@ -129,12 +131,12 @@ SET kind = $3, scope = $4, key = $5, step = $6, n = $7, message_id = $8, header_
 WHERE id = $1 AND attempts = $2 AND state = 'retrying' AND kind = 'unknown'
 ---- queries.nextDue
 
-SELECT (SELECT extract(epoch FROM due_at - statement_timestamp())::float8 FROM {schema}.parked
+SELECT (SELECT extract(epoch FROM greatest(due_at, 'epoch') - statement_timestamp())::float8 FROM {schema}.parked
 	WHERE state = 'retrying' AND due_at < 'infinity' ORDER BY due_at LIMIT 1)
 ---- queries.openClaim
 
 SELECT nullif(h.swept_before, '-infinity'), pg_current_xact_id()::xid,
-	set_config('idle_in_transaction_session_timeout', $5, true),
+	set_config('idle_in_transaction_session_timeout', $5, true) || set_config('client_connection_check_interval', '1000', true),
 	i.state, i.attempts, i.undo_attempts, i.digest, i.undo_digest
 FROM {schema}.inbox_horizon AS h
 LEFT JOIN (
@@ -145,7 +147,7 @@ LEFT JOIN (
 ---- queries.openClaims
 
 SELECT nullif(swept_before, '-infinity'), pg_current_xact_id()::xid,
-	set_config('idle_in_transaction_session_timeout', $1, true)
+	set_config('idle_in_transaction_session_timeout', $1, true) || set_config('client_connection_check_interval', '1000', true)
 FROM {schema}.inbox_horizon
 ---- queries.park
 
