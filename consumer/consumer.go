@@ -99,7 +99,7 @@ func (c *Consumer) connectStages(db *pgxpool.Pool, writer *outbox.Writer, routes
 	o := &c.opts
 	sql, retention := newQueries(o.Schema, o.ConnectionCheck), newRetentionQueries(o.Schema)
 	reporter := &reporter{observer: o.Observer, log: o.Logger, counters: c.counters}
-	database := &database{db: db}
+	database := &database{db: db, limitIdle: sql.limitIdle}
 	retries := make(chan struct{}, 1)
 	c.settler = &settler{
 		sql: sql, retention: retention, outbox: writer, wake: o.Wake, retries: retries, signals: c.signals,

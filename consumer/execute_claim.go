@@ -151,6 +151,9 @@ func (c *claimer) openTransaction(ctx context.Context, conn *pgx.Conn, attempts 
 	if len(attempts) == 1 && attempts[0].isMostLikelyNew(time.Now()) {
 		inserted, opened = c.queueNewClaim(b, attempts[0], &xid)
 	} else {
+		if len(attempts) > 1 { // one of the claims may wait for a row while the transaction holds others
+			b.Queue(c.sql.limitIdle, milliseconds(idleLimit(attempts)))
+		}
 		inserted, *opened = c.queueClaims(b, attempts), true
 		c.queueOpening(b, attempts, &xid)
 	}
@@ -324,13 +327,12 @@ func idleLimit(attempts []*attempt) time.Duration {
 // queueOpening reads the transaction's number and the horizon after the claims in b. For one attempt it also locks the
 // row that existed before.
 func (c *claimer) queueOpening(b *pgx.Batch, attempts []*attempt, xid *uint32) {
-	limit := milliseconds(idleLimit(attempts))
 	if len(attempts) > 1 {
-		b.Queue(c.sql.openClaims, limit).QueryRow(func(row pgx.Row) error { return noteHorizon(row, attempts, xid, nil) })
+		b.Queue(c.sql.openClaims).QueryRow(func(row pgx.Row) error { return noteHorizon(row, attempts, xid) })
 		return
 	}
 	a := attempts[0]
-	b.Queue(c.sql.openClaim, append(a.identity(), limit)...).QueryRow(func(row pgx.Row) error { return a.readOpening(row, xid) })
+	b.Queue(c.sql.openClaim, append(a.identity(), milliseconds(idleLimit(attempts)))...).QueryRow(func(row pgx.Row) error { return a.readOpening(row, xid) })
 }
 
 // readOpening reads the answer of sqlOpenClaim.

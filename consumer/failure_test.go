@@ -8,12 +8,15 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/google/go-cmp/cmp"
 	"github.com/jackc/pgx/v5"
 
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
@@ -359,6 +362,51 @@ func TestAStatementEndsAlthoughItsCancelRequestIsLost(t *testing.T) {
 	}
 	if !lost.Load() {
 		t.Error("no cancel request was lost")
+	}
+}
+
+// PostgreSQL ends the session of a process that hangs in a handler, and the statement of one that is gone, in each
+// transaction that holds the row of a step.
+func TestTransactionsOfStepsAreLimited(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		check time.Duration
+		want  string
+	}{
+		{0, "40s 1s"}, {250 * time.Millisecond, "40s 250ms"}, {-1, "40s 0"},
+	} {
+		t.Run(tt.want, func(t *testing.T) {
+			t.Parallel()
+			f := newFixture(t)
+			var mu sync.Mutex
+			var limits []string
+			c := f.consumer(t, Options{ConnectionCheck: tt.check}, f.step(func(ctx context.Context, tx pgx.Tx, in Message[payment], _ Emit) error {
+				var limit string
+				err := tx.QueryRow(ctx, "SELECT current_setting('idle_in_transaction_session_timeout') || ' ' || current_setting('client_connection_check_interval')").Scan(&limit)
+				mu.Lock()
+				defer mu.Unlock()
+				limits = append(limits, limit)
+				if err == nil && in.Attempt == 1 && in.Key == "alone" {
+					err = errors.New("once")
+				}
+				return err
+			}, nil))
+			handle(t, c, act("alone"))          // by claimNew
+			runParkedOnce(t, c)                 // by limitIdle and lockStep
+			handle(t, c, sent(day, act("old"))) // by openClaim
+			settle(t, c, act("a"), act("b"))    // by limitIdle, claimMany and openClaims
+			want := slices.Repeat([]string{tt.want}, 5)
+			if diff := cmp.Diff(want, limits); diff != "" {
+				t.Errorf("limits (-want +got):\n%s", diff)
+			}
+			got := ""
+			err := c.executor.database.inTransaction(t.Context(), func(tx pgx.Tx, _ *pgx.Batch) error {
+				return tx.QueryRow(t.Context(), "SELECT current_setting('idle_in_transaction_session_timeout') || ' ' || current_setting('client_connection_check_interval')").Scan(&got)
+			})
+			if want := strings.Replace(tt.want, "40s", "10s", 1); err != nil || got != want {
+				t.Errorf("in a transaction without a handler: %q, %v; want %q", got, err, want)
+			}
+		})
 	}
 }
 

@@ -17,9 +17,6 @@ import (
 	"github.com/sagamill/sagamill/outbox"
 )
 
-// defaultConnectionCheck is the default of Options.ConnectionCheck.
-const defaultConnectionCheck = time.Second
-
 // Options are settings that most callers leave at their defaults. The zero value is usable.
 type Options struct {
 	Schema string // PostgreSQL schema of inbox and outbox; default: sagamill
@@ -34,8 +31,9 @@ type Options struct {
 	MaxPayload    int           // largest payload in bytes; a message with a larger payload becomes a dead letter; default: 8 MiB
 
 	// ConnectionCheck is how often PostgreSQL checks, while it executes a statement of a handler, whether this process is
-	// still connected. If it is not, PostgreSQL ends the statement and frees the lock of the step. It needs a server on a
-	// system that can tell, such as Linux. Negative: never. Default: 1 s, in whole milliseconds.
+	// still connected. If it is not, PostgreSQL ends the statement and frees the lock of the step. A server on Windows, or
+	// a PostgreSQL 14 that is not on Linux, cannot check: each claim then fails until the option is negative, which means
+	// never. Default: 1 s, in whole milliseconds.
 	ConnectionCheck time.Duration
 
 	// Verify checks each message that arrives; the consumer calls Verify before it reads or writes an inbox row, and
@@ -144,7 +142,7 @@ func (o *Options) completeOptions() error {
 	o.BatchTime = cmp.Or(o.BatchTime, 50*time.Millisecond)
 	o.ParkedWorkers = cmp.Or(o.ParkedWorkers, 4)
 	o.ParkedPoll = cmp.Or(o.ParkedPoll, 2*time.Second)
-	o.ConnectionCheck = cmp.Or(o.ConnectionCheck, defaultConnectionCheck)
+	o.ConnectionCheck = cmp.Or(o.ConnectionCheck, sqlschema.DefaultConnectionCheck)
 	o.DrainTimeout = cmp.Or(o.DrainTimeout, 30*time.Second)
 	o.MaxPayload = cmp.Or(o.MaxPayload, outbox.MaxPayload)
 	o.Logger = guard.Logger(cleantext.Logger(cmp.Or(o.Logger, slog.Default())))
@@ -170,5 +168,5 @@ func (o *Options) completeOptions() error {
 	case o.MaxPayload < 1:
 		return fmt.Errorf("option MaxPayload: %d is not positive", o.MaxPayload)
 	}
-	return nil
+	return sqlschema.CheckConnectionCheck(o.ConnectionCheck)
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -176,7 +177,10 @@ func (s *settler) deleteParked(ctx context.Context, tx pgx.Tx, a *attempt) error
 }
 
 // A database lends connections and ends their transactions.
-type database struct{ db *pgxpool.Pool }
+type database struct {
+	db        *pgxpool.Pool
+	limitIdle string
+}
 
 // withConnection lends do a connection. Afterwards it rolls back a transaction that is still open.
 func (d *database) withConnection(ctx context.Context, do func(conn *pgx.Conn) error) error {
@@ -193,11 +197,14 @@ func (d *database) withConnection(ctx context.Context, do func(conn *pgx.Conn) e
 // inTransaction commits the work of do and the statements that do has added to last.
 func (d *database) inTransaction(ctx context.Context, do func(tx pgx.Tx, last *pgx.Batch) error) error {
 	return d.withConnection(ctx, func(conn *pgx.Conn) error {
-		tx, err := conn.BeginTx(ctx, readCommitted)
-		if err != nil {
+		begin := &pgx.Batch{}
+		begin.BeginTx(readCommitted)
+		begin.Queue(d.limitIdle, milliseconds(databaseTimeout))
+		results := conn.SendBatch(ctx, begin)
+		if err := results.Close(); err != nil {
 			return fmt.Errorf("consumer: begin: %w", err)
 		}
-		last := &pgx.Batch{}
+		tx, last := results.Tx(), &pgx.Batch{}
 		if err := do(tx, last); err != nil {
 			return err
 		}
@@ -335,5 +342,14 @@ func disconnectLater(conn *pgx.Conn) {
 		return
 	}
 	socket := conn.PgConn().Conn()
-	time.AfterFunc(disconnectAfter, func() { _ = socket.Close() })
+	time.AfterFunc(disconnectAfter, func() {
+		tcp := socket
+		if tls, ok := socket.(interface{ NetConn() net.Conn }); ok {
+			tcp = tls.NetConn()
+		}
+		if tcp, ok := tcp.(interface{ SetLinger(sec int) error }); ok {
+			_ = tcp.SetLinger(0) // the end of the connection must not wait behind data that the server does not read
+		}
+		_ = socket.Close()
+	})
 }

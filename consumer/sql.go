@@ -3,7 +3,6 @@ package consumer
 import (
 	"cmp"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/sagamill/sagamill/internal/sqlschema"
@@ -34,7 +33,7 @@ INSERT INTO {schema}.inbox (scope, key, step, n, state, attempts, digest, undo_d
 SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::integer[], $7::bytea[], $8::bytea[])
 ON CONFLICT (scope, key, step, n) DO NOTHING`
 
-// sqlOpenClaim follows sqlClaimOne. It limits the transaction as sqlLimitIdle does, and reads
+// sqlOpenClaim follows sqlClaimOne. It limits the transaction as [sqlschema.LimitIdle] does, and reads
 // the transaction's number, which is the xmin of a row that it has inserted. It locks the row that kept sqlClaimOne
 // from inserting and reads its state, and the horizon of the inbox. It does not return a row that this transaction
 // has inserted: the columns of the state are null then, as they are if a sweeper has removed the row since.
@@ -96,16 +95,11 @@ FROM {schema}.inbox
 WHERE scope = $1 AND key = $2 AND step = $3 AND n = $4
 FOR UPDATE SKIP LOCKED`
 
-// sqlLimitIdle frees the row's lock if this process hangs while it holds it, or ends while a statement runs. Without
-// the second setting PostgreSQL would execute that statement to its end. The settings end with the transaction.
-const sqlLimitIdle = `SELECT set_config('idle_in_transaction_session_timeout', $1, true) || set_config('client_connection_check_interval', '{connection_check}', true)`
-
 // sqlOpenClaims is sqlOpenClaim for several steps, without the locks: it is the horizon of those whose rows were
 // absent. sqlLockMany may find a row that was inserted after this statement, behind a later horizon, which is
 // therefore read again after it.
 const sqlOpenClaims = `
-SELECT nullif(swept_before, '-infinity'), pg_current_xact_id()::xid,
-	set_config('idle_in_transaction_session_timeout', $1, true) || set_config('client_connection_check_interval', '{connection_check}', true)
+SELECT nullif(swept_before, '-infinity'), pg_current_xact_id()::xid
 FROM {schema}.inbox_horizon`
 
 // sqlMoveStep records a transition, under the row's lock. A digest that is null leaves the recorded one as it is.
@@ -265,14 +259,13 @@ type queries struct {
 
 // newQueries returns the queries of a schema. check is Options.ConnectionCheck.
 func newQueries(schema string, check time.Duration) queries {
-	interval := milliseconds(max(0, check))
 	bind := func(statement string) string {
-		return strings.ReplaceAll(sqlschema.Bind(schema, statement), "{connection_check}", interval)
+		return sqlschema.BindConnectionCheck(sqlschema.Bind(schema, statement), check)
 	}
 	return queries{
 		claimOne: bind(sqlClaimOne), claimNew: bind(sqlClaimNew), claimMany: bind(sqlClaimMany), openClaim: bind(sqlOpenClaim), lockMany: bind(sqlLockMany),
 		unclaim: bind(sqlUnclaim), reopen: bind(sqlReopen), readBehind: bind(sqlReadBehind), readAttempts: bind(sqlReadAttempts),
-		claimStep: bind(sqlClaimStep), lockStep: bind(sqlLockStep), tryLockStep: bind(sqlTryLockStep), handBack: bind(sqlHandBack), openClaims: bind(sqlOpenClaims), limitIdle: bind(sqlLimitIdle), moveStep: bind(sqlMoveStep),
+		claimStep: bind(sqlClaimStep), lockStep: bind(sqlLockStep), tryLockStep: bind(sqlTryLockStep), handBack: bind(sqlHandBack), openClaims: bind(sqlOpenClaims), limitIdle: bind(sqlschema.LimitIdle), moveStep: bind(sqlMoveStep),
 		countAction: bind(sqlCountAction), countCompensation: bind(sqlCountCompensation),
 		park: bind(sqlPark), bury: bind(sqlBury), nextDue: bind(sqlNextDue), takeParked: bind(sqlTakeParked), lockParked: bind(sqlLockParked),
 		deleteParked: bind(sqlDeleteParked), cancelParked: bind(sqlCancelParked), repark: bind(sqlRepark), countParked: bind(sqlCountParked),

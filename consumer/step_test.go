@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/sagamill/sagamill/internal/outboxsql"
+	"github.com/sagamill/sagamill/internal/sqlschema"
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
 	"github.com/sagamill/sagamill/outbox"
 )
@@ -18,7 +19,7 @@ import (
 func TestQueriesArePreparable(t *testing.T) {
 	t.Parallel()
 	_, schema := pgtest.Schema(t)
-	pgtest.PrepareAll(t, newQueries(schema, defaultConnectionCheck))
+	pgtest.PrepareAll(t, newQueries(schema, sqlschema.DefaultConnectionCheck))
 }
 
 func TestDuplicatesRunOnce(t *testing.T) {
@@ -339,6 +340,7 @@ func TestNewRefuses(t *testing.T) {
 		"BatchBytes":        {steps: []Step{step}, opts: Options{BatchBytes: maxBatchBytes + 1}},
 		"between 1 and":     {steps: []Step{step}, opts: Options{BatchBytes: -1}},
 		"ParkedPoll":        {steps: []Step{step}, opts: Options{ParkedPoll: 1}},
+		"ConnectionCheck":   {steps: []Step{step}, opts: Options{ConnectionCheck: time.Microsecond}},
 		"DrainTimeout":      {steps: []Step{step}, opts: Options{DrainTimeout: -1}},
 		"MaxPayload":        {steps: []Step{step}, opts: Options{MaxPayload: -1}},
 	} {

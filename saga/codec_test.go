@@ -27,7 +27,7 @@ func TestCommandsInProtocolBuffers(t *testing.T) {
 	if plain.Hash() == d.Hash() {
 		t.Error("another codec is the same plan")
 	}
-	p.orchestrate(nil, d)
+	p.await("the plan is registered, which an operator needs", p.orchestrate(nil, d).Ready)
 	note := func(ctx context.Context, tx pgx.Tx, key, what string) error {
 		_, err := tx.Exec(ctx, "INSERT INTO "+p.schema+".effect (key, what) VALUES ($1, $2)", key, what)
 		return err

@@ -36,16 +36,7 @@ func newDesk(t testing.TB) *desk {
 // orchestrate runs an orchestrator, which has registered its plans then.
 func (d *desk) orchestrate(plans ...saga.Plan) {
 	d.t.Helper()
-	o := d.place.orchestrate(nil, plans...)
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	for timeout := time.After(patience); !o.Ready(); {
-		select {
-		case <-tick.C:
-		case <-timeout:
-			d.t.Fatal("the orchestrator is not ready")
-		}
-	}
+	d.await("the orchestrator is ready", d.place.orchestrate(nil, plans...).Ready)
 }
 
 // mute runs participants that put everything off until [desk.open].

@@ -67,7 +67,7 @@ func NewOrchestrator(db *pgxpool.Pool, sub message.Subscriber, plans []Plan, opt
 // connectStages makes the stages: replies, timers and housekeeping all lead to the decider.
 func (o *Orchestrator) connectStages(writer *outbox.Writer) {
 	log := o.opts.Logger
-	o.sql = newStatements(o.opts.Schema)
+	o.sql = newStatements(o.opts.Schema, cmp.Or(o.opts.Consumer.ConnectionCheck, sqlschema.DefaultConnectionCheck))
 	d := &decider{counters: &o.counters, log: log}
 	o.receiver = &receiver{
 		db: o.db, sql: o.sql, plans: o.plans, decider: d, lockWait: lockWait, named: o.opts.NamedReplies, counters: &o.counters, log: log,

@@ -7,6 +7,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/sagamill/sagamill/internal/sqlschema"
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
 	"github.com/sagamill/sagamill/outbox"
 )
@@ -27,7 +28,7 @@ func TestHousekeepingReadsWhatIsDue(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	q, names, versions, hashes := newQueries(schema), []string{"trip"}, []int32{1}, []string{""}
+	q, names, versions, hashes := newQueries(schema, sqlschema.DefaultConnectionCheck), []string{"trip"}, []int32{1}, []string{""}
 	tests := map[string]struct {
 		sql    string
 		args   []any
@@ -35,7 +36,7 @@ func TestHousekeepingReadsWhatIsDue(t *testing.T) {
 		before string // is said first in the transaction
 	}{
 		"claim what is due":  {q.claimDue, []any{names, versions, 4, 1000, false, hashes}, "Index Cond: (due_at <=", ""},
-		"next due":           {q.nextDue, []any{names, versions, hashes}, "Index Cond: (due_at >", ""},
+		"next due":           {q.nextDue, []any{names, versions, hashes}, "Index Cond: ((due_at >", ""},
 		"what ended is gone": {q.deleteEnded, []any{1000, removeBatch}, "Index Cond: (ended_at <", ""},
 		"silent":             {q.listSilent, []any{names, versions, 1000, "", "", "", silentBatch, hashes}, "saga_live", ""},
 		"what is live":       {q.readStats, []any{outbox.CountLimit}, "Limit -> Index Scan using saga_live", sqlReadByIndex},

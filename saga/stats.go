@@ -97,7 +97,7 @@ SELECT running, compensating, paused, stuck, held,
 	coalesce(extract(epoch FROM clock_timestamp() - stuck_since) * 1000000, 0)::bigint,
 	coalesce(extract(epoch FROM clock_timestamp() - paused_since) * 1000000, 0)::bigint,
 	coalesce(extract(epoch FROM clock_timestamp() - silent_since) * 1000000, 0)::bigint,
-	coalesce(extract(epoch FROM clock_timestamp() - (SELECT min(due_at) FROM {schema}.saga)) * 1000000, 0)::bigint
+	coalesce(extract(epoch FROM clock_timestamp() - (SELECT min(due_at) FROM {schema}.saga WHERE due_at < 'infinity')) * 1000000, 0)::bigint
 FROM counted`
 
 // ReadStats reads the Stats of schema, by default sagamill. It needs no [Orchestrator].

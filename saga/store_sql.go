@@ -2,8 +2,10 @@ package saga
 
 import (
 	"strings"
+	"time"
 
 	"github.com/sagamill/sagamill/internal/sagarow"
+	"github.com/sagamill/sagamill/internal/sqlschema"
 )
 
 // sqlInsertInstance inserts a new instance. Of two callers with one key the second waits here until the other's
@@ -69,7 +71,7 @@ RETURNING s.scope, s.key, s.path, s.tries, s.revision`
 const sqlNextDue = `
 SELECT (SELECT (extract(epoch FROM due_at - clock_timestamp()) * 1000000)::bigint FROM {schema}.saga
 	JOIN unnest($1::text[], $2::integer[], $3::text[]) AS known (name, version, plan_hash) USING (name, version, plan_hash)
-	WHERE due_at > '-infinity' ORDER BY due_at LIMIT 1)`
+	WHERE due_at > '-infinity' AND due_at < 'infinity' ORDER BY due_at LIMIT 1)`
 
 // sqlPostpone notes why an instance's timer failed, and when to try again; or that the instance is stuck. It changes
 // nothing if the instance has moved since its claim, or was claimed again: the attempt may have committed after all,
@@ -79,10 +81,6 @@ UPDATE {schema}.saga SET reason = $4, updated_at = clock_timestamp(),
 	status = CASE WHEN $6 THEN 'stuck' ELSE status END,
 	due_at = CASE WHEN NOT $6 THEN clock_timestamp() + $5::bigint * interval '1 microsecond' END
 WHERE scope = $1 AND key = $2 AND path = $3 AND ended_at IS NULL AND revision = $7 AND tries = $8`
-
-// sqlLimitIdle releases an instance's lock if this process hangs while it holds it. The setting ends with the
-// transaction.
-const sqlLimitIdle = `SELECT set_config('idle_in_transaction_session_timeout', $1, true)`
 
 // sqlListSilent lists instances that have not moved for $3 microseconds, behind one that was listed before. It finds
 // them among the live ones and then sorts them: in the order of the primary key it would read all that have ended.
@@ -138,8 +136,9 @@ type statements struct {
 	queries
 }
 
-func newStatements(schema string) *statements {
-	return &statements{rows: sagarow.NewStatements(schema), queries: newQueries(schema)}
+// newStatements returns the statements of a schema. check is the ConnectionCheck of the timers' transactions.
+func newStatements(schema string, check time.Duration) *statements {
+	return &statements{rows: sagarow.NewStatements(schema), queries: newQueries(schema, check)}
 }
 
 // queries are the statements of this package alone.
@@ -149,13 +148,13 @@ type queries struct {
 	deleteEnded, deleteJournal, liveVersions, register, readStats                    string
 }
 
-func newQueries(schema string) queries {
+func newQueries(schema string, check time.Duration) queries {
 	bind := func(sql string) string { return sagarow.BindColumns(schema, sql) }
 	return queries{
 		insertInstance: bind(sqlInsertInstance), addInstance: bind(sqlAddInstance), moveInstance: bind(sqlMoveInstance),
 		lockInstances: bind(sqlLockInstances), limitLock: sqlLimitLock, unlimitLock: sqlUnlimitLock,
 		claimDue: bind(sqlClaimDue), nextDue: bind(sqlNextDue), postpone: bind(sqlPostpone), listSilent: bind(sqlListSilent),
-		readNested: bind(sqlReadNested), limitIdle: sqlLimitIdle, deleteEnded: bind(sqlDeleteEnded), deleteJournal: bind(sqlDeleteJournal),
+		readNested: bind(sqlReadNested), limitIdle: sqlschema.BindConnectionCheck(sqlschema.LimitIdle, check), deleteEnded: bind(sqlDeleteEnded), deleteJournal: bind(sqlDeleteJournal),
 		liveVersions: bind(sqlLiveVersions), register: bind(sqlRegister), readStats: bind(sqlReadStats),
 	}
 }

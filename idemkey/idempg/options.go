@@ -17,7 +17,7 @@ const (
 	DefaultAcquireTimeout  = 2 * time.Second
 	DefaultLookupTimeout   = 2 * time.Second
 	DefaultIdleMargin      = 5 * time.Second
-	DefaultConnectionCheck = time.Second
+	DefaultConnectionCheck = sqlschema.DefaultConnectionCheck
 	DefaultSweepBatch      = 1000
 )
 
@@ -77,9 +77,9 @@ type Options struct {
 	LookupTimeout time.Duration // longest time for finding out whether a transaction has committed, if the reply to COMMIT was lost; default: 2 s
 	IdleMargin    time.Duration // time that is added to ExecTimeout; PostgreSQL ends a transaction that is idle for longer than ExecTimeout and IdleMargin together; default: 5 s
 
-	// ConnectionCheck is how often PostgreSQL checks, while it runs a statement, whether this
-	// process is still connected. It needs a server on a
-	// system that can tell. Negative: never. Default: 1 s.
+	// ConnectionCheck is how often PostgreSQL checks, while it runs a statement, whether this process is still
+	// connected. A server on Windows, or a PostgreSQL 14 that is not on Linux, cannot check: each request then fails
+	// until the option is negative, which means never. Default: 1 s, in whole milliseconds.
 	ConnectionCheck time.Duration
 
 	// MaxPerScope is how many unexpired records one namespace and scope may have. Over it new keys
@@ -139,6 +139,9 @@ func (o *Options) checkOptions(maxConns int) error {
 		if d.value < time.Millisecond {
 			return fmt.Errorf("idempg: Options.%s must be at least a millisecond", d.field)
 		}
+	}
+	if err := sqlschema.CheckConnectionCheck(o.ConnectionCheck); err != nil {
+		return fmt.Errorf("idempg: %w", err)
 	}
 	return nil
 }

@@ -146,8 +146,7 @@ LEFT JOIN (
 	FOR UPDATE) AS i ON true
 ---- queries.openClaims
 
-SELECT nullif(swept_before, '-infinity'), pg_current_xact_id()::xid,
-	set_config('idle_in_transaction_session_timeout', $1, true) || set_config('client_connection_check_interval', '1000', true)
+SELECT nullif(swept_before, '-infinity'), pg_current_xact_id()::xid
 FROM {schema}.inbox_horizon
 ---- queries.park
 

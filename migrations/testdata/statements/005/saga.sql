@@ -57,7 +57,7 @@ SELECT $1, $2, $3, $4, $5, $6, $7, nullif($8, ''), $9, $10, $11, $12, $13, $14, 
 FROM (SELECT clock_timestamp() AS at) AS now
 ON CONFLICT (scope, key, path) DO NOTHING
 ---- queries.limitIdle
-SELECT set_config('idle_in_transaction_session_timeout', $1, true)
+SELECT set_config('idle_in_transaction_session_timeout', $1, true) || set_config('client_connection_check_interval', '1000', true)
 ---- queries.limitLock
 SELECT set_config('lock_timeout', $1, true)
 ---- queries.listSilent
@@ -99,7 +99,7 @@ WHERE scope = $1 AND key = $2 AND path = $3
 
 SELECT (SELECT (extract(epoch FROM due_at - clock_timestamp()) * 1000000)::bigint FROM {schema}.saga
 	JOIN unnest($1::text[], $2::integer[], $3::text[]) AS known (name, version, plan_hash) USING (name, version, plan_hash)
-	WHERE due_at > '-infinity' ORDER BY due_at LIMIT 1)
+	WHERE due_at > '-infinity' AND due_at < 'infinity' ORDER BY due_at LIMIT 1)
 ---- queries.postpone
 
 UPDATE {schema}.saga SET reason = $4, updated_at = clock_timestamp(),
@@ -127,7 +127,7 @@ SELECT running, compensating, paused, stuck, held,
 	coalesce(extract(epoch FROM clock_timestamp() - stuck_since) * 1000000, 0)::bigint,
 	coalesce(extract(epoch FROM clock_timestamp() - paused_since) * 1000000, 0)::bigint,
 	coalesce(extract(epoch FROM clock_timestamp() - silent_since) * 1000000, 0)::bigint,
-	coalesce(extract(epoch FROM clock_timestamp() - (SELECT min(due_at) FROM {schema}.saga)) * 1000000, 0)::bigint
+	coalesce(extract(epoch FROM clock_timestamp() - (SELECT min(due_at) FROM {schema}.saga WHERE due_at < 'infinity')) * 1000000, 0)::bigint
 FROM counted
 ---- queries.register
 
