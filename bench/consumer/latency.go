@@ -94,6 +94,11 @@ func formatSpread(took []time.Duration) string {
 	return fmt.Sprintf("p50 %.1f, p99 %.1f, worst %.1f ms", at(0.5), at(0.99), at(1))
 }
 
+// A stopwatchBearer is a way of consuming that can note when each message was delivered and acked.
+type stopwatchBearer interface{ timeMessages(clock *stopwatch) }
+
+var _, _ stopwatchBearer = (*raw)(nil), (*ours)(nil) // the ways that measureLatency compares
+
 // runPaced publishes n messages at a rate while the subject consumes, and returns their times.
 func (s *subject) runPaced(ctx context.Context, rate float64, n int) (*stopwatch, error) {
 	ctx, cancel := context.WithTimeout(ctx, drainTimeout)
@@ -102,7 +107,7 @@ func (s *subject) runPaced(ctx context.Context, rate float64, n int) (*stopwatch
 		return nil, err
 	}
 	clock := &stopwatch{due: make(map[string]time.Time, n)}
-	s.way.(interface{ timed(*stopwatch) }).timed(clock)
+	s.way.(stopwatchBearer).timeMessages(clock)
 	seen, used := newProgress(n), proctime.ReadUsage()
 	r, err := s.way.startConsuming(ctx, seen)
 	if err != nil {

@@ -133,15 +133,15 @@ func (s *site) place(tenant, key, body string) string {
 	return reply.ID
 }
 
-// end polls until the order is completed or cancelled. Nothing tells an HTTP
-// client about it otherwise.
+// end polls until the order is completed or cancelled, and the order service knows the outcome of each step. The reports
+// of two steps come over two queues, so the last one may arrive first. Nothing else tells an HTTP client about the end.
 func (s *site) end(tenant, id string) view {
 	s.t.Helper()
 	ctx, cancel := context.WithTimeout(s.t.Context(), time.Minute)
 	defer cancel()
 	l := newLoad(s.url, 0)
 	p := &placed{Placement: demo.Placement{Tenant: tenant, ID: id}}
-	for !p.hasEnded() {
+	for !p.hasEnded() || p.last.hasPendingStep() {
 		if ctx.Err() != nil {
 			s.t.Fatalf("order %s has not ended: %+v", id, p.last)
 		}
@@ -149,6 +149,15 @@ func (s *site) end(tenant, id string) view {
 		_ = backoff.Sleep(ctx, 20*time.Millisecond)
 	}
 	return p.last
+}
+
+func (v view) hasPendingStep() bool {
+	for _, st := range v.Steps {
+		if st.State == "pending" {
+			return true
+		}
+	}
+	return false
 }
 
 func (s *site) ledgerOf(id string) (kinds string, balance int64) {
