@@ -365,8 +365,8 @@ func TestAStatementEndsAlthoughItsCancelRequestIsLost(t *testing.T) {
 	}
 }
 
-// PostgreSQL ends the session of a process that hangs in a handler, and the statement of one that is gone, in each
-// transaction that holds the row of a step.
+// Each transaction that enters a handler, and each one without a handler, has limits: PostgreSQL ends the session of a
+// process that hangs, and the statement of a process that is gone.
 func TestTransactionsOfStepsAreLimited(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {

@@ -14,6 +14,7 @@ import (
 	"github.com/sagamill/sagamill/internal/cleantext"
 	"github.com/sagamill/sagamill/internal/guard"
 	"github.com/sagamill/sagamill/internal/sqlschema"
+	"github.com/sagamill/sagamill/internal/txguard"
 	"github.com/sagamill/sagamill/outbox"
 )
 
@@ -142,7 +143,7 @@ func (o *Options) completeOptions() error {
 	o.BatchTime = cmp.Or(o.BatchTime, 50*time.Millisecond)
 	o.ParkedWorkers = cmp.Or(o.ParkedWorkers, 4)
 	o.ParkedPoll = cmp.Or(o.ParkedPoll, 2*time.Second)
-	o.ConnectionCheck = cmp.Or(o.ConnectionCheck, sqlschema.DefaultConnectionCheck)
+	o.ConnectionCheck = cmp.Or(o.ConnectionCheck, txguard.DefaultConnectionCheck)
 	o.DrainTimeout = cmp.Or(o.DrainTimeout, 30*time.Second)
 	o.MaxPayload = cmp.Or(o.MaxPayload, outbox.MaxPayload)
 	o.Logger = guard.Logger(cleantext.Logger(cmp.Or(o.Logger, slog.Default())))
@@ -168,5 +169,8 @@ func (o *Options) completeOptions() error {
 	case o.MaxPayload < 1:
 		return fmt.Errorf("option MaxPayload: %d is not positive", o.MaxPayload)
 	}
-	return sqlschema.CheckConnectionCheck(o.ConnectionCheck)
+	if err := txguard.ValidateConnectionCheck(o.ConnectionCheck); err != nil {
+		return fmt.Errorf("option ConnectionCheck: %w", err)
+	}
+	return nil
 }

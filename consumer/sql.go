@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/sagamill/sagamill/internal/sqlschema"
+	"github.com/sagamill/sagamill/internal/txguard"
 )
 
 // sqlClaimOne inserts a step's row as if the step had succeeded. If the step succeeds, the row need not be written
@@ -23,7 +24,7 @@ ON CONFLICT (scope, key, step, n) DO NOTHING`
 // and sqlOpenClaim follows.
 const sqlClaimNew = sqlClaimOne + `
 RETURNING pg_current_xact_id()::xid,
-	set_config('idle_in_transaction_session_timeout', $9, true) || set_config('client_connection_check_interval', '{connection_check}', true),
+	set_config('idle_in_transaction_session_timeout', $9, true) || ` + txguard.SetConnectionCheck + `,
 	clock_timestamp()`
 
 // sqlClaimMany is sqlClaimOne for several steps, one row after the other in the order of the arrays. The arrays are
@@ -33,10 +34,10 @@ INSERT INTO {schema}.inbox (scope, key, step, n, state, attempts, digest, undo_d
 SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::integer[], $7::bytea[], $8::bytea[])
 ON CONFLICT (scope, key, step, n) DO NOTHING`
 
-// sqlOpenClaim follows sqlClaimOne. It limits the transaction as [sqlschema.LimitIdle] does, and reads
-// the transaction's number, which is the xmin of a row that it has inserted. It locks the row that kept sqlClaimOne
-// from inserting and reads its state, and the horizon of the inbox. It does not return a row that this transaction
-// has inserted: the columns of the state are null then, as they are if a sweeper has removed the row since.
+// sqlOpenClaim follows sqlClaimOne. It limits the transaction as [txguard.LimitTransaction] does, and reads the
+// transaction's number, which is the xmin of a row that it has inserted. It locks the row that kept sqlClaimOne from
+// inserting and reads its state, and the horizon of the inbox. It does not return a row that this transaction has
+// inserted: the columns of the state are null then, as they are if a sweeper has removed the row since.
 //
 // The snapshot of this statement is older than the lock that it may wait for. The horizon counts only for a step
 // whose row is absent or open, and for those it is as good as one that is read after the lock. A sweeper commits the
@@ -51,7 +52,7 @@ ON CONFLICT (scope, key, step, n) DO NOTHING`
 //     none to lock, and the attempt begins anew (errVanished).
 const sqlOpenClaim = `
 SELECT nullif(h.swept_before, '-infinity'), pg_current_xact_id()::xid,
-	set_config('idle_in_transaction_session_timeout', $5, true) || set_config('client_connection_check_interval', '{connection_check}', true),
+	set_config('idle_in_transaction_session_timeout', $5, true) || ` + txguard.SetConnectionCheck + `,
 	i.state, i.attempts, i.undo_attempts, i.digest, i.undo_digest
 FROM {schema}.inbox_horizon AS h
 LEFT JOIN (
@@ -95,7 +96,7 @@ FROM {schema}.inbox
 WHERE scope = $1 AND key = $2 AND step = $3 AND n = $4
 FOR UPDATE SKIP LOCKED`
 
-// sqlOpenClaims is sqlOpenClaim for several steps, without the locks: it is the horizon of those whose rows were
+// sqlOpenClaims is sqlOpenClaim for several steps, without locks and limits: it is the horizon of those whose rows were
 // absent. sqlLockMany may find a row that was inserted after this statement, behind a later horizon, which is
 // therefore read again after it.
 const sqlOpenClaims = `
@@ -177,9 +178,9 @@ INSERT INTO {schema}.parked (state, kind, scope, key, step, n, topic, message_id
 	reason, error, stack, attempts, due_at)
 VALUES ('dead', $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, clock_timestamp())`
 
-// sqlNextDue returns in how many seconds the next parked message is due. It is one lookup in the index. PostgreSQL before
-// 17 cannot subtract from infinity, to which a person may have set due_at, and some plans compute the difference for all
-// rows before the limit. So infinity is left out, and -infinity counts as 1970.
+// sqlNextDue returns in how many seconds the next parked message is due. It is one lookup in the index. A person
+// may have set due_at to infinity, from which PostgreSQL before 17 cannot subtract. Some plans compute the difference for
+// all rows before the limit. So infinity is left out, and -infinity counts as 1970.
 const sqlNextDue = `
 SELECT (SELECT extract(epoch FROM greatest(due_at, 'epoch') - statement_timestamp())::float8 FROM {schema}.parked
 	WHERE state = 'retrying' AND due_at < 'infinity' ORDER BY due_at LIMIT 1)`
@@ -260,12 +261,12 @@ type queries struct {
 // newQueries returns the queries of a schema. check is Options.ConnectionCheck.
 func newQueries(schema string, check time.Duration) queries {
 	bind := func(statement string) string {
-		return sqlschema.BindConnectionCheck(sqlschema.Bind(schema, statement), check)
+		return txguard.BindConnectionCheck(sqlschema.Bind(schema, statement), check)
 	}
 	return queries{
 		claimOne: bind(sqlClaimOne), claimNew: bind(sqlClaimNew), claimMany: bind(sqlClaimMany), openClaim: bind(sqlOpenClaim), lockMany: bind(sqlLockMany),
 		unclaim: bind(sqlUnclaim), reopen: bind(sqlReopen), readBehind: bind(sqlReadBehind), readAttempts: bind(sqlReadAttempts),
-		claimStep: bind(sqlClaimStep), lockStep: bind(sqlLockStep), tryLockStep: bind(sqlTryLockStep), handBack: bind(sqlHandBack), openClaims: bind(sqlOpenClaims), limitIdle: bind(sqlschema.LimitIdle), moveStep: bind(sqlMoveStep),
+		claimStep: bind(sqlClaimStep), lockStep: bind(sqlLockStep), tryLockStep: bind(sqlTryLockStep), handBack: bind(sqlHandBack), openClaims: bind(sqlOpenClaims), limitIdle: bind(txguard.LimitTransaction), moveStep: bind(sqlMoveStep),
 		countAction: bind(sqlCountAction), countCompensation: bind(sqlCountCompensation),
 		park: bind(sqlPark), bury: bind(sqlBury), nextDue: bind(sqlNextDue), takeParked: bind(sqlTakeParked), lockParked: bind(sqlLockParked),
 		deleteParked: bind(sqlDeleteParked), cancelParked: bind(sqlCancelParked), repark: bind(sqlRepark), countParked: bind(sqlCountParked),

@@ -12,8 +12,8 @@ import (
 	gocmp "github.com/google/go-cmp/cmp"
 	"github.com/jackc/pgx/v5"
 
-	"github.com/sagamill/sagamill/internal/sqlschema"
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
+	"github.com/sagamill/sagamill/internal/txguard"
 	"github.com/sagamill/sagamill/outbox"
 )
 
@@ -22,7 +22,7 @@ import (
 func TestStatementsAreRecorded(t *testing.T) {
 	t.Parallel()
 	const schema = "{schema}"
-	pgtest.Record(t, "consumer", newQueries(schema, sqlschema.DefaultConnectionCheck), newEffectQueries(schema), newRetentionQueries(schema))
+	pgtest.Record(t, "consumer", newQueries(schema, txguard.DefaultConnectionCheck), newEffectQueries(schema), newRetentionQueries(schema))
 }
 
 // sentSQL is a tracer that keeps the first two words of each statement.

@@ -11,15 +11,15 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/sagamill/sagamill/internal/outboxsql"
-	"github.com/sagamill/sagamill/internal/sqlschema"
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
+	"github.com/sagamill/sagamill/internal/txguard"
 	"github.com/sagamill/sagamill/outbox"
 )
 
 func TestQueriesArePreparable(t *testing.T) {
 	t.Parallel()
 	_, schema := pgtest.Schema(t)
-	pgtest.PrepareAll(t, newQueries(schema, sqlschema.DefaultConnectionCheck))
+	pgtest.PrepareAll(t, newQueries(schema, txguard.DefaultConnectionCheck))
 }
 
 func TestDuplicatesRunOnce(t *testing.T) {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/sagamill/sagamill/consumer"
 	"github.com/sagamill/sagamill/operator"
 	"github.com/sagamill/sagamill/saga"
 )
@@ -218,6 +219,31 @@ func TestRetryOfAStepThatRuns(t *testing.T) {
 	d.until("k", saga.StatusCompleted)
 	if got := d.effects("k"); got != "[flight hotel]" {
 		t.Errorf("effects %s, want the flight once", got)
+	}
+}
+
+// The transaction of a timer has the limits of a consumer's transaction.
+func TestTransactionsOfTimersAreLimited(t *testing.T) {
+	t.Parallel()
+	p := newPlace(t)
+	limits := make(chan string, 1)
+	d := saga.Must(saga.Define("trip", 1, saga.Step[trip]{
+		Name: "note", Retry: saga.Retry{Attempts: 10, Base: 1, Cap: 1},
+		Do: saga.Local(func(ctx context.Context, tx pgx.Tx, _ saga.Turn, _ *trip) error {
+			var limit string
+			err := tx.QueryRow(ctx, "SELECT current_setting('idle_in_transaction_session_timeout') || ' ' || current_setting('client_connection_check_interval')").Scan(&limit)
+			if err != nil || strings.HasPrefix(limit, "0 ") { // the transaction that starts the saga is the caller's
+				return errors.New("not in a timer")
+			}
+			limits <- limit
+			return nil
+		}),
+	}))
+	p.orchestrate(&saga.Options{Consumer: consumer.Options{ConnectionCheck: 250 * time.Millisecond}}, d)
+	start(p, d, "k", trip{Item: "x"})
+	p.until("k", saga.StatusCompleted)
+	if got, want := <-limits, "30s 250ms"; got != want {
+		t.Errorf("limits %s, want %s", got, want)
 	}
 }
 

@@ -179,7 +179,7 @@ func (m Manifest) Check(ctx context.Context, db *pgxpool.Pool, schema string, na
 	if err := sqlschema.Check(schema); err != nil {
 		return nil, fmt.Errorf("saga: schema: %w", err)
 	}
-	sql := newStatements(schema, sqlschema.DefaultConnectionCheck)
+	sql := newStatements(schema)
 	rows, err := db.Query(ctx, sql.liveVersions)
 	if err != nil {
 		return nil, fmt.Errorf("saga: list live versions: %w", sqlschema.Explain(err))

@@ -15,6 +15,7 @@ import (
 	"github.com/sagamill/sagamill/consumer"
 	"github.com/sagamill/sagamill/internal/guard"
 	"github.com/sagamill/sagamill/internal/sqlschema"
+	"github.com/sagamill/sagamill/internal/txguard"
 	"github.com/sagamill/sagamill/outbox"
 )
 
@@ -67,12 +68,16 @@ func NewOrchestrator(db *pgxpool.Pool, sub message.Subscriber, plans []Plan, opt
 // connectStages makes the stages: replies, timers and housekeeping all lead to the decider.
 func (o *Orchestrator) connectStages(writer *outbox.Writer) {
 	log := o.opts.Logger
-	o.sql = newStatements(o.opts.Schema, cmp.Or(o.opts.Consumer.ConnectionCheck, sqlschema.DefaultConnectionCheck))
+	o.sql = newStatements(o.opts.Schema)
 	d := &decider{counters: &o.counters, log: log}
 	o.receiver = &receiver{
 		db: o.db, sql: o.sql, plans: o.plans, decider: d, lockWait: lockWait, named: o.opts.NamedReplies, counters: &o.counters, log: log,
 	}
-	m := &mover{db: o.db, sql: o.sql, plans: o.plans, decider: d, writer: writer, wake: o.opts.Wake, log: log}
+	check := cmp.Or(o.opts.Consumer.ConnectionCheck, txguard.DefaultConnectionCheck)
+	m := &mover{
+		db: o.db, sql: o.sql, limitTransaction: txguard.BindConnectionCheck(txguard.LimitTransaction, check),
+		plans: o.plans, decider: d, writer: writer, wake: o.opts.Wake, log: log,
+	}
 	o.timers = &timers{db: o.db, sql: o.sql, plans: o.plans, mover: m, log: log, poll: o.opts.TimerPoll, workers: o.opts.TimerWorkers}
 	o.keeper = &housekeeper{
 		db: o.db, sql: o.sql, plans: o.plans, mover: m, log: log,
@@ -157,7 +162,7 @@ type Options struct {
 	// a nested saga are named saga- and its name. Default: a reply may name any step.
 	NamedReplies bool
 
-	Consumer consumer.Options // options of the consumer of replies; the orchestrator sets Schema, Wake and Logger of Consumer itself
+	Consumer consumer.Options // options of the consumer of replies; the orchestrator sets Schema, Wake and Logger of Consumer itself, and its timers use ConnectionCheck too
 
 	Wake   func()       // Wake is called after a commit that wrote messages to the outbox; Relay.Wake is such a function; default: none
 	Logger *slog.Logger // Logger gets errors of replies, of timers and of housekeeping; default: slog.Default()

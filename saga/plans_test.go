@@ -7,7 +7,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/sagamill/sagamill/internal/sqlschema"
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
 	"github.com/sagamill/sagamill/outbox"
 )
@@ -28,7 +27,7 @@ func TestHousekeepingReadsWhatIsDue(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	q, names, versions, hashes := newQueries(schema, sqlschema.DefaultConnectionCheck), []string{"trip"}, []int32{1}, []string{""}
+	q, names, versions, hashes := newQueries(schema), []string{"trip"}, []int32{1}, []string{""}
 	tests := map[string]struct {
 		sql    string
 		args   []any
@@ -72,5 +71,24 @@ func TestAReplyWaitsForItsVersion(t *testing.T) {
 	}
 	if all < 12*time.Hour || unknownWait(1) > 2*time.Second {
 		t.Errorf("it waits %s at first and %s in all, want at most 2 s and half a day", unknownWait(1), all)
+	}
+}
+
+// An instance that a person holds back with due_at = infinity disturbs neither the timers nor the figures.
+func TestAnInstanceThatIsNeverDueIsPassedOver(t *testing.T) {
+	t.Parallel()
+	pool, schema := pgtest.Schema(t)
+	_, err := pool.Exec(t.Context(), "INSERT INTO "+schema+`.saga (scope, key, path, id, root, version, name, plan_hash, started_at, state, progress, status, updated_at, due_at)
+		VALUES ('tenant', 'k', '', gen_random_uuid(), gen_random_uuid(), 1, 'trip', '', clock_timestamp(), '{}', '{}', 'running', clock_timestamp(), 'infinity')`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var due *int64
+	err = pool.QueryRow(t.Context(), newQueries(schema).nextDue, []string{"trip"}, []int32{1}, []string{""}).Scan(&due)
+	if err != nil || due != nil {
+		t.Errorf("the next is due in %v, %v; want none", due, err)
+	}
+	if stats, err := ReadStats(t.Context(), pool, schema); err != nil || stats.Running != 1 || stats.Overdue != 0 {
+		t.Errorf("stats %+v, %v; want one running instance and none overdue", stats, err)
 	}
 }

@@ -54,7 +54,7 @@ func NewStarter[S any](d *Definition[S], opts *StarterOptions) (*Starter[S], err
 	if err != nil {
 		return nil, fmt.Errorf("saga: StarterOptions: %w", err)
 	}
-	return &Starter[S]{d: d, sql: newStatements(schema, sqlschema.DefaultConnectionCheck), writer: writer, tracer: opts.Tracer}, nil
+	return &Starter[S]{d: d, sql: newStatements(schema), writer: writer, tracer: opts.Tracer}, nil
 }
 
 // An ID names a saga. The zero ID is the saga of the idempotent request (package idemkey) that the context belongs

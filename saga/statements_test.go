@@ -4,7 +4,6 @@ import (
 	"testing"
 
 	"github.com/sagamill/sagamill/internal/sagarow"
-	"github.com/sagamill/sagamill/internal/sqlschema"
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
 )
 
@@ -13,5 +12,5 @@ import (
 func TestStatementsAreRecorded(t *testing.T) {
 	t.Parallel()
 	const schema = "{schema}"
-	pgtest.Record(t, "saga", newQueries(schema, sqlschema.DefaultConnectionCheck), sagarow.NewStatements(schema))
+	pgtest.Record(t, "saga", newQueries(schema), sagarow.NewStatements(schema))
 }

@@ -2,10 +2,8 @@ package saga
 
 import (
 	"strings"
-	"time"
 
 	"github.com/sagamill/sagamill/internal/sagarow"
-	"github.com/sagamill/sagamill/internal/sqlschema"
 )
 
 // sqlInsertInstance inserts a new instance. Of two callers with one key the second waits here until the other's
@@ -136,25 +134,24 @@ type statements struct {
 	queries
 }
 
-// newStatements returns the statements of a schema. check is the ConnectionCheck of the timers' transactions.
-func newStatements(schema string, check time.Duration) *statements {
-	return &statements{rows: sagarow.NewStatements(schema), queries: newQueries(schema, check)}
+func newStatements(schema string) *statements {
+	return &statements{rows: sagarow.NewStatements(schema), queries: newQueries(schema)}
 }
 
 // queries are the statements of this package alone.
 type queries struct {
 	insertInstance, addInstance, moveInstance, lockInstances, limitLock, unlimitLock string
-	claimDue, nextDue, postpone, listSilent, readNested, limitIdle                   string
+	claimDue, nextDue, postpone, listSilent, readNested                              string
 	deleteEnded, deleteJournal, liveVersions, register, readStats                    string
 }
 
-func newQueries(schema string, check time.Duration) queries {
+func newQueries(schema string) queries {
 	bind := func(sql string) string { return sagarow.BindColumns(schema, sql) }
 	return queries{
 		insertInstance: bind(sqlInsertInstance), addInstance: bind(sqlAddInstance), moveInstance: bind(sqlMoveInstance),
 		lockInstances: bind(sqlLockInstances), limitLock: sqlLimitLock, unlimitLock: sqlUnlimitLock,
 		claimDue: bind(sqlClaimDue), nextDue: bind(sqlNextDue), postpone: bind(sqlPostpone), listSilent: bind(sqlListSilent),
-		readNested: bind(sqlReadNested), limitIdle: sqlschema.BindConnectionCheck(sqlschema.LimitIdle, check), deleteEnded: bind(sqlDeleteEnded), deleteJournal: bind(sqlDeleteJournal),
+		readNested: bind(sqlReadNested), deleteEnded: bind(sqlDeleteEnded), deleteJournal: bind(sqlDeleteJournal),
 		liveVersions: bind(sqlLiveVersions), register: bind(sqlRegister), readStats: bind(sqlReadStats),
 	}
 }

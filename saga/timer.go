@@ -186,7 +186,10 @@ type mover struct {
 	decider *decider
 	writer  *outbox.Writer
 	wake    func() // Options.Wake
-	log     *slog.Logger
+
+	limitTransaction string // with Options.Consumer.ConnectionCheck
+
+	log *slog.Logger
 }
 
 // errMoved reports an instance that another transaction moved since its revision was read.
@@ -225,7 +228,7 @@ func (m *mover) moveInOwnTransaction(ctx context.Context, at sagarow.Address, re
 
 // moveInstanceIn moves an instance in tx, and reports whether it sent something.
 func (m *mover) moveInstanceIn(ctx context.Context, tx pgx.Tx, at sagarow.Address, revision int, events eventsFunc) (sent bool, err error) {
-	if _, err := tx.Exec(ctx, m.sql.limitIdle, strconv.FormatInt(timerTimeout.Milliseconds(), 10)); err != nil {
+	if _, err := tx.Exec(ctx, m.limitTransaction, strconv.FormatInt(timerTimeout.Milliseconds(), 10)); err != nil {
 		return false, err
 	}
 	row, err := m.sql.rows.LockRow(ctx, tx, at)

@@ -94,10 +94,10 @@ func formatSpread(took []time.Duration) string {
 	return fmt.Sprintf("p50 %.1f, p99 %.1f, worst %.1f ms", at(0.5), at(0.99), at(1))
 }
 
-// A stopwatchBearer is a way of consuming that can note when each message was delivered and acked.
-type stopwatchBearer interface{ timeMessages(clock *stopwatch) }
+// A timedWay is a way of consuming that can note when each message was delivered and acked.
+type timedWay interface{ timeMessages(clock *stopwatch) }
 
-var _, _ stopwatchBearer = (*raw)(nil), (*ours)(nil) // the ways that measureLatency compares
+var _, _ timedWay = (*raw)(nil), (*ours)(nil) // the ways that measureLatency compares
 
 // runPaced publishes n messages at a rate while the subject consumes, and returns their times.
 func (s *subject) runPaced(ctx context.Context, rate float64, n int) (*stopwatch, error) {
@@ -107,7 +107,7 @@ func (s *subject) runPaced(ctx context.Context, rate float64, n int) (*stopwatch
 		return nil, err
 	}
 	clock := &stopwatch{due: make(map[string]time.Time, n)}
-	s.way.(stopwatchBearer).timeMessages(clock)
+	s.way.(timedWay).timeMessages(clock)
 	seen, used := newProgress(n), proctime.ReadUsage()
 	r, err := s.way.startConsuming(ctx, seen)
 	if err != nil {

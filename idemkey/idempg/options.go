@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/sagamill/sagamill/internal/sqlschema"
+	"github.com/sagamill/sagamill/internal/txguard"
 )
 
 // The defaults of [Options].
@@ -17,7 +18,7 @@ const (
 	DefaultAcquireTimeout  = 2 * time.Second
 	DefaultLookupTimeout   = 2 * time.Second
 	DefaultIdleMargin      = 5 * time.Second
-	DefaultConnectionCheck = sqlschema.DefaultConnectionCheck
+	DefaultConnectionCheck = txguard.DefaultConnectionCheck
 	DefaultSweepBatch      = 1000
 )
 
@@ -140,8 +141,8 @@ func (o *Options) checkOptions(maxConns int) error {
 			return fmt.Errorf("idempg: Options.%s must be at least a millisecond", d.field)
 		}
 	}
-	if err := sqlschema.CheckConnectionCheck(o.ConnectionCheck); err != nil {
-		return fmt.Errorf("idempg: %w", err)
+	if err := txguard.ValidateConnectionCheck(o.ConnectionCheck); err != nil {
+		return fmt.Errorf("idempg: Options.ConnectionCheck: %w", err)
 	}
 	return nil
 }

@@ -150,15 +150,16 @@ func TestOptions(t *testing.T) {
 		t.Errorf("New without options: %v", err)
 	}
 	for field, opts := range map[string]Options{
-		"Schema":         {Schema: "no; schema"},
-		"Isolation":      {Isolation: pgx.ReadUncommitted},
-		"ClaimMode":      {ClaimMode: 7},
-		"Isolation: ":    {ClaimMode: ClaimInline, Isolation: pgx.Serializable},
-		"MaxInFlight":    {MaxInFlight: 1000},
-		"Grace":          {Grace: -time.Second},
-		"AcquireTimeout": {AcquireTimeout: time.Microsecond},
-		"SweepBatch":     {SweepBatch: -1},
-		"MaxPerScope":    {MaxPerScope: -1},
+		"Schema":          {Schema: "no; schema"},
+		"Isolation":       {Isolation: pgx.ReadUncommitted},
+		"ClaimMode":       {ClaimMode: 7},
+		"Isolation: ":     {ClaimMode: ClaimInline, Isolation: pgx.Serializable},
+		"MaxInFlight":     {MaxInFlight: 1000},
+		"Grace":           {Grace: -time.Second},
+		"AcquireTimeout":  {AcquireTimeout: time.Microsecond},
+		"SweepBatch":      {SweepBatch: -1},
+		"ConnectionCheck": {ConnectionCheck: 1},
+		"MaxPerScope":     {MaxPerScope: -1},
 	} {
 		_, err := New(pool, &opts)
 		if want := "Options." + field; err == nil || !strings.Contains(err.Error(), want) {

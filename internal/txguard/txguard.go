@@ -1,5 +1,6 @@
 // Package txguard hands a transaction to code that may work in it but must not end it. Rows of sagamill are
-// in the same transaction, and only sagamill knows when they are complete.
+// in the same transaction, and only sagamill knows when they are complete. The package also has the limits of such a
+// transaction: see LimitTransaction.
 package txguard
 
 import (

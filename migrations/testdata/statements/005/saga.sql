@@ -56,8 +56,6 @@ SELECT $1, $2, $3, $4, $5, $6, $7, nullif($8, ''), $9, $10, $11, $12, $13, $14, 
 	now.at + $15::bigint * interval '1 millisecond', CASE WHEN $16 THEN now.at END, $17
 FROM (SELECT clock_timestamp() AS at) AS now
 ON CONFLICT (scope, key, path) DO NOTHING
----- queries.limitIdle
-SELECT set_config('idle_in_transaction_session_timeout', $1, true) || set_config('client_connection_check_interval', '1000', true)
 ---- queries.limitLock
 SELECT set_config('lock_timeout', $1, true)
 ---- queries.listSilent

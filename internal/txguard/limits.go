@@ -1,0 +1,35 @@
+package txguard
+
+import (
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// DefaultConnectionCheck is the default of an option ConnectionCheck.
+const DefaultConnectionCheck = time.Second
+
+// SetConnectionCheck is an expression after which PostgreSQL checks the connection while it executes a statement. If the
+// client is gone, PostgreSQL ends the statement; otherwise it would execute the statement to its end, with all locks. The
+// setting ends with the transaction.
+const SetConnectionCheck = `set_config('client_connection_check_interval', '{connection_check}', true)`
+
+// LimitTransaction is a statement that limits its transaction. PostgreSQL frees the locks if this process does nothing in
+// the transaction for $1 milliseconds, or if [SetConnectionCheck] finds that the process is gone.
+const LimitTransaction = `SELECT set_config('idle_in_transaction_session_timeout', $1, true) || ` + SetConnectionCheck
+
+// BindConnectionCheck puts an option ConnectionCheck in the place of {connection_check}.
+func BindConnectionCheck(statement string, check time.Duration) string {
+	return strings.ReplaceAll(statement, "{connection_check}", strconv.FormatInt(max(0, check).Milliseconds(), 10))
+}
+
+// ValidateConnectionCheck returns an error for an interval that PostgreSQL does not accept, or that it rounds to never.
+func ValidateConnectionCheck(check time.Duration) error {
+	const most = math.MaxInt32 * time.Millisecond
+	if check > most || check >= 0 && check < time.Millisecond {
+		return fmt.Errorf("%s is neither negative nor between 1 ms and %s", check, most)
+	}
+	return nil
+}
