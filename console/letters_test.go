@@ -165,10 +165,12 @@ func TestALetterIsShownRedactedAndLimited(t *testing.T) {
 		o.Redact = func(c Content) []byte { return []byte(strings.ReplaceAll(string(c.Data), "pan4711", "####")) }
 	})
 	f.putDead(t, "k", 2)
-	f.exec(t, `UPDATE {schema}.parked SET payload = convert_to('{"card":"pan4711","more":"' || repeat('x', 3000) || '"}', 'UTF8'), header_values = '{pan4711,pay}', stack = 'goroutine 1' WHERE id = 1`)
+	f.exec(t, `UPDATE {schema}.parked SET payload = convert_to('{"card":"pan4711","more":"' || repeat('x', 3000) || '"}', 'UTF8'), header_values = '{pan4711,pay}', stack = 'goroutine 1',
+		earlier_failures = '[{"at": "2026-01-02T03:04:05+00:00", "reason": "failed", "error": "<b>first pan4711</b>", "stack": ""}, {"at": null, "reason": "unavailable", "error": "down", "stack": "goroutine 2 pan4711"}]' WHERE id = 1`)
 	f.exec(t, `INSERT INTO {schema}.inbox (scope, key, step, n, state, attempts, digest) VALUES ('acme', 'k0001', 'charge', '1', 'dead', 5, sha256('x')), ('acme', 'k0001', 'book', '1', 'done', 1, sha256('x'))`)
 	_, text := f.get(t, f.letterPath("letter", 1))
-	for _, want := range []string{"####", "Only the first 2 KiB of 3 KiB are shown", "goroutine 1", "order 1 not found", "What a redrive would do", "this message", ">book", "saga?database=main&amp;key=k0001&amp;schema=" + f.schema + "&amp;scope=acme"} {
+	for _, want := range []string{"####", "Only the first 2 KiB of 3 KiB are shown", "goroutine 1", "order 1 not found", "What a redrive would do", "this message", "2 earlier failures", "2026-01-02 03:04:05 UTC", "&lt;b&gt;first ####", "goroutine 2 ####",
+		">book", "saga?database=main&amp;key=k0001&amp;schema=" + f.schema + "&amp;scope=acme"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("the page lacks %q: %s", want, text)
 		}

@@ -13,8 +13,8 @@ const (
 	KindPayload = "payload" // the payload of a message
 	KindHeaders = "headers" // of a message: a JSON object
 	KindState   = "state"   // of a saga: JSON
-	KindError   = "error"   // of a handler or of the broker; the reason of a saga or of a step
-	KindStack   = "stack"   // of a handler that panicked
+	KindError   = "error"   // of a handler or of the broker, in full or its beginning; the reason of a saga or of a step
+	KindStack   = "stack"   // of a handler that panicked, in full or its beginning
 	KindReason  = "reason"  // what a person has written into the journal
 )
 
@@ -52,6 +52,10 @@ func (c *Console) redactText(kind, name, text string) string {
 // redactLetter redacts the texts of a letter as it comes from the database, but not its payload and its headers.
 func (c *Console) redactLetter(l *operator.DeadLetter) {
 	l.Error, l.Stack = c.redactText(KindError, l.Topic, l.Error), c.redactText(KindStack, l.Topic, l.Stack)
+	for i := range l.Earlier {
+		f := &l.Earlier[i]
+		f.Error, f.Stack = c.redactText(KindError, l.Topic, f.Error), c.redactText(KindStack, l.Topic, f.Stack)
+	}
 }
 
 // redactLetters does the same to several.

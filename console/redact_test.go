@@ -29,7 +29,8 @@ func (f *fixture) putSecrets(t *testing.T) {
 	f.exec(t, `INSERT INTO {schema}.operator_journal (who, verb, what, ids, why)
 		VALUES ('ann', 'dead redrive', '{"error":"hide-me-filter","topic":"pay"}', '{1}', 'hide-me-redrive'), ('ann', 'outbox dead discard', '{"reason":"hide-me-answer"}', '{2}', 'hide-me-discard')`)
 	f.putDead(t, "k", 2)
-	f.exec(t, `UPDATE {schema}.parked SET error = 'hide-me-error', stack = 'hide-me-stack', payload = '{"card":"hide-me-payload"}', header_names = '{x-card}', header_values = '{hide-me-header}'`)
+	f.exec(t, `UPDATE {schema}.parked SET earlier_failures = '[{"at": "2026-01-02T03:04:05+00:00", "reason": "failed", "error": "hide-me-earlier", "stack": "hide-me-frames"}]',
+		error = 'hide-me-error', stack = 'hide-me-stack', payload = '{"card":"hide-me-payload"}', header_names = '{x-card}', header_values = '{hide-me-header}'`)
 	f.exec(t, `INSERT INTO {schema}.parked (state, kind, scope, key, step, n, topic, message_id, header_names, header_values, payload, reason, error, stack, due_at)
 		VALUES ('retrying', 'action', 'acme', 'k0002', 'charge', '2', 'pay', 'm9', '{}', '{}', 'hide-me-payload', 'failed', 'hide-me-error', 'hide-me-stack', now() + interval '1 hour')`)
 	f.putHeld(t, 1, "hide-me-refusal")
@@ -163,7 +164,7 @@ func TestRedactGetsEverything(t *testing.T) {
 			t.Errorf("%s shows %s: …%s…", path, found, text[max(0, at-200):min(len(text), at+80)])
 		}
 	})
-	for _, want := range []string{"error hide-me-instance", "error hide-me-step", "error hide-me-cause", "error hide-me-undo", "error hide-me-fault", "error hide-me-error", "stack hide-me-stack", "error hide-me-refusal",
+	for _, want := range []string{"error hide-me-instance", "error hide-me-step", "error hide-me-cause", "error hide-me-undo", "error hide-me-fault", "error hide-me-error", "error hide-me-earlier", "stack hide-me-stack", "stack hide-me-frames", "error hide-me-refusal",
 		"reason hide-me-decision", "reason hide-me-redrive", "reason hide-me-discard", "reason hide-me-run", "error hide-me-filter", "error hide-me-answer",
 		"payload hide-me-payload", "headers hide-me-header", "state hide-me-state"} {
 		if !kinds[want] {

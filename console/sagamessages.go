@@ -36,7 +36,7 @@ type messageView struct {
 // Bytes returns the size of the payload.
 func (m *messageView) Bytes() int64 { return int64(m.Size) }
 
-// A letterView is a message that a step could not handle, with the error and the stack of its last attempt.
+// A letterView is a message that a step could not handle, with its failures.
 type letterView struct {
 	operator.DeadLetter
 	Where    string

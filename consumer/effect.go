@@ -9,6 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/sagamill/sagamill/internal/inbox"
 	"github.com/sagamill/sagamill/internal/sqlschema"
 )
 
@@ -185,7 +186,8 @@ WHERE scope = $1 AND key = $2 AND step = $3 AND n = $4 AND kind = $5 AND state =
 // unless this transaction rolls back.
 const sqlLeaseParked = `
 UPDATE {schema}.parked
-SET reason = 'calling', in_doubt = true, last_at = clock_timestamp(), due_at = clock_timestamp() + $2 * interval '1 microsecond'
+SET reason = 'calling', in_doubt = true, last_at = clock_timestamp(), due_at = clock_timestamp() + $2 * interval '1 microsecond',
+	` + inbox.SQLKeepFailure + `
 WHERE id = $1`
 
 // sqlSetDoubt records whether the message that was just parked may have had its effect. $3 moves last_at of a

@@ -455,7 +455,7 @@ WHERE id = $1 AND attempts = $2 AND state = 'retrying' AND kind = 'unknown'`
 // sqlRefuseParked makes such a message a dead letter again.
 const sqlRefuseParked = `
 UPDATE {schema}.parked
-SET state = 'dead', reason = $3, error = $4, stack = $5, attempts = $6, last_at = clock_timestamp()
+SET state = 'dead', reason = $3, error = $4, stack = $5, attempts = $6, last_at = clock_timestamp(), ` + inbox.SQLKeepFailure + `
 WHERE id = $1 AND attempts = $2 AND state = 'retrying' AND kind = 'unknown'`
 
 // sqlYieldParked removes such a message in favour of a copy that is retrying. If that copy has another payload, the
@@ -465,6 +465,7 @@ WITH other AS (SELECT coalesce(digest, sha256(payload)) = $4 AS same FROM {schem
 	WHERE state = 'retrying' AND kind = $3 AND scope = $7 AND key = $8 AND step = $9 AND n = $10),
 dropped AS (DELETE FROM {schema}.parked p USING other
 	WHERE other.same AND p.id = $1 AND p.attempts = $2 AND p.state = 'retrying' AND p.kind = 'unknown')
-UPDATE {schema}.parked p
-SET state = 'dead', kind = $3, scope = $7, key = $8, step = $9, n = $10, reason = $5, error = $6, stack = '', attempts = 0, last_at = clock_timestamp()
-FROM other WHERE NOT other.same AND p.id = $1 AND p.attempts = $2 AND p.state = 'retrying' AND p.kind = 'unknown'`
+UPDATE {schema}.parked
+SET state = 'dead', kind = $3, scope = $7, key = $8, step = $9, n = $10, reason = $5, error = $6, stack = '', attempts = 0,
+	last_at = clock_timestamp(), ` + inbox.SQLKeepFailure + `
+FROM other WHERE NOT other.same AND id = $1 AND attempts = $2 AND state = 'retrying' AND kind = 'unknown'`

@@ -5,6 +5,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/sagamill/sagamill/internal/inbox"
 	"github.com/sagamill/sagamill/internal/sqlschema"
 	"github.com/sagamill/sagamill/internal/txguard"
 )
@@ -169,7 +170,7 @@ INSERT INTO {schema}.parked (state, kind, scope, key, step, n, topic, message_id
 VALUES ('retrying', $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, clock_timestamp() + $15 * interval '1 microsecond')
 ON CONFLICT (scope, key, step, n, kind) WHERE state = 'retrying' DO UPDATE
 SET attempts = greatest(parked.attempts, EXCLUDED.attempts), reason = EXCLUDED.reason, error = EXCLUDED.error,
-	stack = EXCLUDED.stack, last_at = clock_timestamp()
+	stack = EXCLUDED.stack, last_at = clock_timestamp(), ` + inbox.SQLKeepFailure + `
 WHERE coalesce(parked.digest, sha256(parked.payload)) = sha256(EXCLUDED.payload)`
 
 // sqlBury stores a message for a person to look at.
@@ -237,7 +238,7 @@ WHERE scope = $1 AND key = $2 AND step = $3 AND n = $4 AND kind = 'action' AND s
 const sqlRepark = `
 UPDATE {schema}.parked
 SET state = $2, reason = $3, error = $4, stack = $5, attempts = $6,
-	due_at = clock_timestamp() + $7 * interval '1 microsecond', last_at = clock_timestamp()
+	due_at = clock_timestamp() + $7 * interval '1 microsecond', last_at = clock_timestamp(), ` + inbox.SQLKeepFailure + `
 WHERE id = $1`
 
 // sqlCountParked counts an entry into the handler by a delivery that has not taken the parked copy. A higher attempts

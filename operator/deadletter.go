@@ -63,9 +63,10 @@ type DeadLetter struct {
 	Kind    string           // action, compensation, or unknown: it could not be read
 	Headers message.Metadata // as received, properties included: any bytes
 	Reason  consumer.Reason
-	Stack   string // of the panic of the last attempt; from [DeadLetters.Get] and for a [Keep]
-	Edited  bool   // by [DeadLetters.Edit]; the header [HeaderEdited] says when and by whom
-	InDoubt bool   // an attempt may have had an effect outside the database
+	Stack   string    // of the panic of the last attempt; from [DeadLetters.Get] and for a [Keep]
+	Earlier []Failure // the failures before the last one, at most nine; from [DeadLetters.Get] and for a [Keep]
+	Edited  bool      // by [DeadLetters.Edit]; the header [HeaderEdited] says when and by whom
+	InDoubt bool      // an attempt may have had an effect outside the database
 
 	// These are set for the outbox only.
 	Type, OrderingKey                       string
@@ -73,6 +74,16 @@ type DeadLetter struct {
 	HeadersJSON                             json.RawMessage // as stored: an object; nil without headers
 
 	digest []byte // of the payload before its first edit; nil: of Payload
+}
+
+// A Failure is what a message failed with, or was refused for, before its last failure. A message keeps its first
+// failure and the newest eight before the last one, also when it is redriven. An attempt that ended with its process has left
+// no failure. Failures from before the migration 006 are not kept.
+type Failure struct {
+	At     time.Time       `json:"at"` // as [DeadLetter].LastAt was; zero if that was no time, which a person may have set
+	Reason consumer.Reason `json:"reason"`
+	Error  string          `json:"error"` // at most 1,000 characters
+	Stack  string          `json:"stack"` // of a panic, at most 4,000 characters
 }
 
 // A Filter picks letters. A letter matches if it matches every field that is not zero; the

@@ -113,6 +113,67 @@ func TestGetReturnsAllThatIsKnown(t *testing.T) {
 	}
 }
 
+// What a message failed with before stays known when it is redriven, rejected by a redrive, and kept before it is discarded.
+func TestALetterKeepsItsEarlierFailures(t *testing.T) {
+	t.Parallel()
+	f := newLetterFixture(t)
+	handle(t, f.c, act("k"))
+	first, err := f.letters.Get(t.Context(), 1)
+	if err != nil || len(first.Earlier) != 0 {
+		t.Fatalf("after one failure Get = %+v, %v", first, err)
+	}
+	f.redriveAndFail(t)
+	want := []Failure{{At: first.LastAt, Reason: consumer.ReasonTerminal, Error: first.Error}}
+	again, err := f.letters.Get(t.Context(), 1)
+	if diff := cmp.Diff(want, again.Earlier); err != nil || diff != "" {
+		t.Errorf("%v, earlier failures (-want +got):\n%s", err, diff)
+	}
+	f.exec(t, "UPDATE {schema}.inbox SET digest = sha256('another')")
+	if _, err := f.letters.Redrive(t.Context(), Filter{}, nil); err != nil {
+		t.Fatal(err)
+	}
+	want = append(want, Failure{At: again.LastAt, Reason: consumer.ReasonTerminal, Error: again.Error})
+	rejected, err := f.letters.GetLimited(t.Context(), 1, 1)
+	if diff := cmp.Diff(want, rejected.Earlier); err != nil || diff != "" || rejected.Reason != consumer.ReasonKeyReused {
+		t.Errorf("%v, reason %s, earlier failures (-want +got):\n%s", err, rejected.Reason, diff)
+	}
+	if listed, err := f.letters.List(t.Context(), Filter{}, 0, 1); err != nil || listed[0].Earlier != nil {
+		t.Errorf("List reads earlier failures: %+v, %v", listed, err)
+	}
+	n, err := f.letters.Discard(t.Context(), Filter{}, func(l DeadLetter) error {
+		if diff := cmp.Diff(want, l.Earlier); diff != "" {
+			t.Errorf("a kept letter has other earlier failures (-want +got):\n%s", diff)
+		}
+		return nil
+	})
+	if n != 1 || err != nil {
+		t.Errorf("Discard = %d, %v", n, err)
+	}
+}
+
+// During a call, and until it has settled, the last failure has been appended to the earlier ones.
+func TestTheLastFailureIsNoEarlierOne(t *testing.T) {
+	t.Parallel()
+	f := newLetterFixture(t)
+	handle(t, f.c, act("k"))
+	f.exec(t, `UPDATE {schema}.parked SET error = 'second', earlier_failures = '[{"reason": "failed", "error": "first"}, {"reason": "failed", "error": "second"}]'`)
+	for reason, want := range map[consumer.Reason]int{consumer.ReasonCalling: 1, consumer.ReasonUnsettled: 1, consumer.ReasonFailed: 2} {
+		f.exec(t, "UPDATE {schema}.parked SET reason = $1", reason)
+		if got, err := f.letters.Get(t.Context(), 1); err != nil || len(got.Earlier) != want || got.Earlier[0].Error != "first" {
+			t.Errorf("%s: earlier failures %+v, %v; want %d", reason, got.Earlier, err, want)
+		}
+	}
+}
+
+// redriveAndFail redrives all dead letters, which then fail as before.
+func (f *letterFixture) redriveAndFail(t *testing.T) {
+	t.Helper()
+	if _, err := f.letters.Redrive(t.Context(), Filter{}, nil); err != nil {
+		t.Fatal(err)
+	}
+	f.runDue(t, f.c)
+}
+
 // A discarded letter stays in the inbox, so that no further copy runs.
 func TestDiscardKeepsTheStepDead(t *testing.T) {
 	t.Parallel()

@@ -6,12 +6,14 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/sagamill/sagamill/consumer"
 	"github.com/sagamill/sagamill/internal/backoff"
 	"github.com/sagamill/sagamill/internal/failpoint"
 	"github.com/sagamill/sagamill/internal/journal"
@@ -154,17 +156,27 @@ func (d *inboxLetters) filterArgs(ctx context.Context, f Filter, after int64) ([
 		timeOrNil(f.UnchangedSince), f.Fingerprint, f.NoStep}, nil
 }
 
+// dropLastFailure removes the last failure from the earlier ones. It is both while a call is under way, and until the
+// call has settled: see inbox.SQLKeepFailure.
+func (l *DeadLetter) dropLastFailure() {
+	n := len(l.Earlier)
+	if n > 0 && (l.Reason == consumer.ReasonCalling || l.Reason == consumer.ReasonUnsettled) && strings.HasPrefix(l.Error, l.Earlier[n-1].Error) {
+		l.Earlier = l.Earlier[:n-1]
+	}
+}
+
 func scanInboxLetter(row pgx.CollectableRow) (l DeadLetter, err error) {
 	var id []byte
 	var names, values [][]byte
 	var due *time.Time
 	err = row.Scan(&l.ID, &l.State, &l.Kind, &l.Scope, &l.Key, &l.Step, &l.N, &l.Topic, &id, &names, &values, &l.Payload, &l.Size,
-		&l.Reason, &l.Error, &l.Stack, &l.Fingerprint, &l.Attempts, &l.FirstAt, &l.LastAt, &due, &l.digest, &l.InDoubt)
+		&l.Reason, &l.Error, &l.Stack, &l.Fingerprint, &l.Attempts, &l.FirstAt, &l.LastAt, &due, &l.digest, &l.InDoubt, &l.Earlier)
 	l.Side, l.MessageID, l.Headers = Inbox, string(id), make(message.Metadata, len(names))
 	for i, name := range names {
 		l.Headers.Set(string(name), string(values[i]))
 	}
 	l.Edited = l.digest != nil
+	l.dropLastFailure()
 	if due != nil {
 		l.DueAt = *due
 	}

@@ -38,7 +38,7 @@ const sqlUnchanged = `{moment}::timestamptz IS NULL OR last_at <= {moment} AND c
 // payloads may take as much memory as that many largest messages.
 const sqlLetter = `id, state, kind, coalesce(scope, ''), coalesce(key, ''), coalesce(step, ''), coalesce(n, ''), topic, message_id,
 	header_names, header_values, {payload}, octet_length(payload), reason, error, {stack}, {print}, attempts, first_at, last_at,
-	CASE WHEN state = 'retrying' AND isfinite(due_at) THEN due_at END, digest, in_doubt`
+	CASE WHEN state = 'retrying' AND isfinite(due_at) THEN due_at END, digest, in_doubt, {earlier}`
 
 const sqlCountLetters = `SELECT count(*) FROM {schema}.parked WHERE {picked}`
 
@@ -136,10 +136,11 @@ WHERE state = 'retrying' AND (scope, key, step, n) IN (SELECT * FROM unnest($1::
 
 // sqlSendLetters makes letters retrying, with all their attempts. The new round fences off the result of an
 // attempt from before the redrive. A letter that waited for such an attempt to settle waits no longer: its
-// reason 'unsettled' becomes 'failed'.
+// reason 'unsettled' becomes 'failed'. Its error is one of the earlier failures already (inbox.SQLKeepFailure).
 const sqlSendLetters = `
 UPDATE {schema}.parked SET state = 'retrying', attempts = 0, round = round + 1, due_at = clock_timestamp(), redriven_at = clock_timestamp(),
-	reason = CASE reason WHEN 'unsettled' THEN 'failed' ELSE reason END
+	reason = CASE reason WHEN 'unsettled' THEN 'failed' ELSE reason END,
+	error = CASE reason WHEN 'unsettled' THEN '' ELSE error END, stack = CASE reason WHEN 'unsettled' THEN '' ELSE stack END
 WHERE id = ANY ($1)`
 
 // sqlDropLetters removes letters without anything left to do.
@@ -147,7 +148,8 @@ const sqlDropLetters = `DELETE FROM {schema}.parked WHERE id = ANY ($1)`
 
 // sqlRejectLetters gives letters that stay the reason $2. A letter that has it already keeps its times.
 const sqlRejectLetters = `
-UPDATE {schema}.parked SET reason = $2, error = $3, stack = '', last_at = clock_timestamp() WHERE id = ANY ($1) AND reason <> $2
+UPDATE {schema}.parked SET reason = $2, error = $3, stack = '', last_at = clock_timestamp(), ` + inbox.SQLKeepFailure + `
+WHERE id = ANY ($1) AND reason <> $2
 RETURNING id`
 
 // sqlBuryLetters makes retrying messages dead letters.
@@ -226,9 +228,14 @@ type inboxQueries struct {
 }
 
 func newInboxQueries(schema string) inboxQueries {
-	full := strings.NewReplacer("{payload}", "payload", "{stack}", "stack", "{print}", sqlFingerprint("error")).Replace(sqlLetter)
-	cut := strings.NewReplacer("{payload}", "substring(payload FROM 1 FOR $2::integer)", "{stack}", "stack", "{print}", sqlFingerprint("error")).Replace(sqlLetter)
-	short := strings.NewReplacer("{payload}", "NULL::bytea", "{stack}", "''", "{print}", "''").Replace(sqlLetter)
+	columns := func(payload, earlier, stack, fingerprint string) string {
+		return strings.NewReplacer("{payload}", payload, "{earlier}", earlier, "{stack}", stack, "{print}", fingerprint).Replace(sqlLetter)
+	}
+	const earlier = "nullif(earlier_failures, '[]')"
+	full := columns("payload", earlier, "stack", sqlFingerprint("error"))
+	cut := columns("substring(payload FROM 1 FOR $2::integer)", earlier, "stack", sqlFingerprint("error"))
+	last := columns("payload", "NULL::jsonb", "stack", sqlFingerprint("error"))
+	short := columns("NULL::bytea", "NULL::jsonb", "''", "''")
 	unchanged := func(parameter string) string { return strings.ReplaceAll(sqlUnchanged, "{moment}", parameter) }
 	parts := strings.NewReplacer("{unchanged $2}", unchanged("$2"), "{unchanged $13}", unchanged("$13"), "{fingerprint}", sqlFingerprint("error"))
 	bind := func(statement string) string { return sqlschema.Bind(schema, parts.Replace(statement)) }
@@ -244,7 +251,7 @@ func newInboxQueries(schema string) inboxQueries {
 		return bind(strings.NewReplacer("{table}", table, "{letter}", short).Replace(statement))
 	}
 	return inboxQueries{
-		readClock: sqlLetterClock, read: bind(with(cut, sqlReadLetter)), lock: bind(with(full, sqlLockLetter)), readLetters: bind(with(full, sqlReadLetters)),
+		readClock: sqlLetterClock, read: bind(with(cut, sqlReadLetter)), lock: bind(with(last, sqlLockLetter)), readLetters: bind(with(last, sqlReadLetters)),
 		count: both(sqlCountLetters), list: both(with(short, sqlListLetters)), pick: both(sqlPickLetters), group: both(groupedLetters(inboxGrouping)),
 		seeLetters: both(sqlSeeLetters), holdLetters: both(sqlHoldLetters), page: in(StateDead, sqlPageLetters),
 		retryNow: in(StateRetrying, sqlRetryNow), discard: in(StateDead, sqlDiscard), discardKept: in(StateDead, with(full, sqlDiscardKept)),

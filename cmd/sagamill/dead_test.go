@@ -171,9 +171,10 @@ func TestDeadList(t *testing.T) {
 func TestDeadShow(t *testing.T) {
 	t.Parallel()
 	f := newDeadFixture(t)
-	f.exec(t, `UPDATE {schema}.parked SET message_id = '\xff', header_values[2] = '\xfe', stack = E'main.go:1\n\tmain()' WHERE id = 1`)
+	f.exec(t, `UPDATE {schema}.parked SET message_id = '\xff', header_values[2] = '\xfe', stack = E'main.go:1\n\tmain()',
+		earlier_failures = '[{"at": "2026-01-02T03:04:05+00:00", "reason": "unavailable", "error": "bad\u001bday", "stack": "main.go:2"}]' WHERE id = 1`)
 	out, _ := f.run(t, 0, "dead", "show", "-id", "1,5")
-	for _, want := range []string{`"\xff"`, "terminal", `no such card"`, "main.go:1", "main()", `x-idempotency-key = "\xfe"`, "x-idempotency-scope = acme", "never", "failed", "k5"} {
+	for _, want := range []string{`"\xff"`, "terminal", `no such card"`, "main.go:1", "main()", `x-idempotency-key = "\xfe"`, "x-idempotency-scope = acme", "never", "failed", "k5", `2026-01-02T03:04:05Z unavailable: "bad\x1bday"`, "main.go:2"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("show lacks %q:\n%s", want, out)
 		}
@@ -188,6 +189,7 @@ func TestDeadShow(t *testing.T) {
 		Schema: f.schema, ID: 1, State: "dead", Kind: "action", Scope: "acme", Key: "k1", Step: "pay", Topic: "orders", MessageBase64: []byte{0xff},
 		Headers:       map[string]string{"x-idempotency-scope": "acme", "type": "orders"},
 		HeadersBase64: map[string][]byte{"x-idempotency-key": {0xfe}},
+		Earlier:       []dead.EarlierFailure{{At: "2026-01-02T03:04:05Z", Reason: "unavailable", Error: "bad\x1bday", Stack: "main.go:2"}},
 		Reason:        "terminal", Error: got.Error, Stack: "main.go:1\n\tmain()", Attempts: 1, Size: 27, Payload: `{"secret":"` + secret + `"}`,
 	}
 	if diff := cmp.Diff(want, got); diff != "" {

@@ -57,6 +57,20 @@ func HeaderColumns(metadata map[string]string, skip string) (names, values [][]b
 	return names, values
 }
 
+// SQLKeepFailure is part of each UPDATE of the table parked that overwrites the last failure of a message: it appends that
+// failure to the earlier ones. They are the first failure, which often has the cause, and the newest eight.
+//
+// Without an error there is no failure: the message waits. During a call, and until the call has settled, the row still has the
+// error of the failure before, which has been appended when the call began. A compensation whose action is dead has not run: it
+// would be redriven with the same reason again and again. A time that JSON cannot express in Go becomes null: a person may
+// have set it.
+const SQLKeepFailure = `earlier_failures = CASE
+		WHEN parked.error = '' OR parked.reason IN ('calling', 'unsettled', 'action-dead') THEN parked.earlier_failures
+		ELSE CASE WHEN jsonb_array_length(parked.earlier_failures) < 9 THEN parked.earlier_failures ELSE parked.earlier_failures - 1 END
+			|| jsonb_build_object('at', CASE WHEN parked.last_at BETWEEN '1970-01-01Z' AND '9999-12-31Z'
+					THEN to_char(parked.last_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"') END,
+				'reason', parked.reason, 'error', left(parked.error, 1000), 'stack', left(parked.stack, 4000)) END`
+
 // SQLReadHorizon reads how far the inbox has been swept, null for never. In READ COMMITTED it
 // must be read by a statement behind the claim: a transaction that finds a row absent
 // because a sweeper has removed it then sees the horizon that the sweeper raised before.

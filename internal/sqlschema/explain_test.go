@@ -11,7 +11,7 @@ import (
 
 func TestExplain(t *testing.T) {
 	t.Parallel()
-	for code, explained := range map[string]bool{"42P01": true, "3F000": true, "42703": false, "23505": false} {
+	for code, explained := range map[string]bool{"42P01": true, "3F000": true, "42703": true, "23505": false} {
 		err := fmt.Errorf("read: %w", &pgconn.PgError{Code: code})
 		got := Explain(err)
 		if strings.Contains(got.Error(), "has it been migrated") != explained || !errors.Is(got, err) {

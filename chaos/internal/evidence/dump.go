@@ -58,7 +58,7 @@ var dumped = map[string]string{
 		" encode(substring(undo_digest FROM 1 FOR 16), 'hex') AS undo_digest, created_at, updated_at",
 	"parked": "id, state, kind, scope, key, step, n, topic, encode(message_id, 'escape') AS message_id," +
 		" coalesce((SELECT json_object_agg(encode(name, 'escape'), encode(value, 'escape')) FROM unnest(header_names, header_values) h (name, value)), '{}') AS headers, " +
-		shortColumn("payload") + " AS payload, octet_length(payload) AS size, reason, error, stack, attempts, due_at, first_at, last_at, in_doubt, round",
+		shortColumn("payload") + " AS payload, octet_length(payload) AS size, reason, error, stack, attempts, due_at, first_at, last_at, in_doubt, round, earlier_failures",
 	"outbox_held": "id, message_id, topic, type, scope, key, step, n, ordering_key, " + shortColumn("payload") + " AS payload, created_at, state, due_at, attempts, reason, refused_at",
 	"idempotency_key": "namespace, scope, key, state, encode(substring(fp FROM 1 FOR 16), 'hex') AS fp, attempt, lease_until, resp_status, " +
 		shortColumn("resp_header || resp_body") + " AS response, created_at, completed_at, expires_at",

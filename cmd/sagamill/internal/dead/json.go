@@ -33,11 +33,20 @@ type Letter struct {
 	Edited        bool              `json:"edited"`
 	InDoubt       bool              `json:"in_doubt"`
 	Size          int               `json:"bytes"`
+	Earlier       []EarlierFailure  `json:"earlier_failures,omitempty"`
 	Payload       string            `json:"payload,omitempty"`
 	Base64        []byte            `json:"payload_base64,omitempty"`
 
 	Outcome string `json:"outcome,omitempty"` // of a plan
 	Why     string `json:"why,omitempty"`
+}
+
+// An EarlierFailure is an attempt that failed before the last one, as JSON.
+type EarlierFailure struct {
+	At     string `json:"at,omitempty"`
+	Reason string `json:"reason"`
+	Error  string `json:"error"`
+	Stack  string `json:"stack,omitempty"`
 }
 
 func newLetter(t *cli.Target, l operator.DeadLetter) Letter {
@@ -51,10 +60,21 @@ func newLetter(t *cli.Target, l operator.DeadLetter) Letter {
 	}
 	j.MessageID, j.MessageBase64 = splitText([]byte(l.MessageID))
 	j.Payload, j.Base64 = splitText(l.Payload)
+	for _, f := range l.Earlier {
+		j.Earlier = append(j.Earlier, EarlierFailure{At: formatFailed(f), Reason: string(f.Reason), Error: f.Error, Stack: f.Stack})
+	}
 	for name, value := range l.Headers {
 		j.addHeader(name, value)
 	}
 	return j
+}
+
+// formatFailed returns when f happened, or "" if a person has set that to infinity.
+func formatFailed(f operator.Failure) string {
+	if f.At.IsZero() {
+		return ""
+	}
+	return cli.FormatTime(f.At)
 }
 
 func (j *Letter) addHeader(name, value string) {

@@ -193,5 +193,12 @@ func printLetter(c *cli.Call, t *cli.Target, l operator.DeadLetter, asJSON bool)
 	for line := range strings.Lines(l.Stack) {
 		fields = append(fields, [2]string{"stack", cli.EscapeText(strings.TrimSpace(line))})
 	}
+	for _, f := range l.Earlier {
+		at := cmp.Or(formatFailed(f), "at an unknown time")
+		fields = append(fields, [2]string{"earlier", at + " " + cli.FormatCell(string(f.Reason)) + ": " + cli.FormatCell(f.Error)})
+		for line := range strings.Lines(f.Stack) {
+			fields = append(fields, [2]string{"its stack", cli.EscapeText(strings.TrimSpace(line))})
+		}
+	}
 	return cli.PrintFields(c.Stdout, fields)
 }
