@@ -260,15 +260,17 @@ func (c *Console) readOutboxes(ctx context.Context, r *request) (any, error) {
 		return nil, err
 	}
 	v := &outboxView{placeChoice: newPlaceChoice(r.values.Get("in"), all)}
-	read := &overviewView{}
+	only := operator.OverviewOptions{}
+	only.Parts = append(only.Parts, "outbox")
 	for _, d := range c.databases {
-		if err := c.readDatabase(ctx, read, d, chosen); err != nil {
+		read, err := c.readStates(ctx, d, chosen, only)
+		if err != nil {
 			v.Down = append(v.Down, unreachable{d.Name, c.explainError(ctx, err)})
 		}
-	}
-	for _, p := range read.Places {
-		if slices.Contains(partNames(p), "outbox") {
-			v.State = append(v.State, c.readOutbox(ctx, p))
+		for _, p := range read {
+			if slices.Contains(partNames(p), "outbox") {
+				v.State = append(v.State, c.readOutbox(ctx, p))
+			}
 		}
 	}
 	return v, nil

@@ -3,6 +3,7 @@ package console
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"maps"
 	"net/url"
 	"slices"
@@ -129,27 +130,11 @@ func (c *Console) readOverview(ctx context.Context, r *request, read paceReader)
 
 // readDatabase reads the schemas of one database that are chosen, and who is connected to it.
 func (c *Console) readDatabase(ctx context.Context, v *overviewView, d Database, chosen []*place) error {
-	var names []string
-	places := map[string]*place{}
-	for _, p := range chosen {
-		if p.Database == d.Name {
-			names = append(names, p.Schema)
-			places[p.Schema] = p
-		}
-	}
-	if len(names) == 0 {
-		return nil
-	}
-	key := url.Values{"database": {d.Name}, "schema": names}.Encode()
-	read, err := c.overviews.getShared(ctx, key, overviewAge, func(ctx context.Context) ([]operator.SchemaStatus, error) {
-		return operator.ReadOverview(ctx, d.Pool, names...)
-	})
-	if err != nil {
+	read, err := c.readStates(ctx, d, chosen, operator.OverviewOptions{})
+	if err != nil || len(read) == 0 {
 		return err
 	}
-	for _, status := range read {
-		v.Places = append(v.Places, placeView{places[status.Schema], status})
-	}
+	v.Places = append(v.Places, read...)
 	processes, err := c.processes.getShared(ctx, d.Name, processAge, func(ctx context.Context) ([]operator.Process, error) {
 		return operator.ListProcesses(ctx, d.Pool)
 	})
@@ -157,6 +142,28 @@ func (c *Console) readDatabase(ctx context.Context, v *overviewView, d Database,
 		v.Processes = append(v.Processes, processView{d.Name, p})
 	}
 	return err
+}
+
+// readStates reads the schemas of one database that are chosen, and of them the parts that o names.
+func (c *Console) readStates(ctx context.Context, d Database, chosen []*place, o operator.OverviewOptions) (all []placeView, err error) {
+	places := map[string]*place{}
+	for _, p := range chosen {
+		if p.Database == d.Name {
+			o.Schemas = append(o.Schemas, p.Schema)
+			places[p.Schema] = p
+		}
+	}
+	if len(o.Schemas) == 0 {
+		return nil, nil
+	}
+	key := fmt.Sprint(url.Values{"database": {d.Name}, "schema": o.Schemas}.Encode(), o.Parts)
+	read, err := c.overviews.getShared(ctx, key, overviewAge, func(ctx context.Context) ([]operator.SchemaStatus, error) {
+		return operator.ReadOverview(ctx, d.Pool, &o)
+	})
+	for _, status := range read {
+		all = append(all, placeView{places[status.Schema], status})
+	}
+	return all, err
 }
 
 // readPaces sums the paces of all places. A pace that takes too long is left out, and the view says so.

@@ -27,11 +27,12 @@ type Options struct {
 }
 
 // beginLimitedRead returns the BEGIN statement of a transaction whose statements ReadTimeout limits, "" for no limit.
+// Nothing is compiled (JIT): that takes longer than these statements.
 func (o *Options) beginLimitedRead() string {
 	if o.ReadTimeout <= 0 {
 		return ""
 	}
-	return fmt.Sprintf("BEGIN READ ONLY; SET LOCAL statement_timeout = %d", max(1, o.ReadTimeout.Milliseconds()))
+	return fmt.Sprintf("BEGIN READ ONLY; SET LOCAL jit = off; SET LOCAL statement_timeout = %d", max(1, o.ReadTimeout.Milliseconds()))
 }
 
 // withDefaults returns a copy of o with the default schema. Its error names a schema that is

@@ -54,25 +54,35 @@ const countedRequests = 10_000
 // ErrNoSchema reports a schema without tables of this module.
 var ErrNoSchema = errors.New("operator: no tables of sagamill in this schema")
 
-// ReadOverview reads the status of schemas, or of all schemas in the database of db that have tables of this module,
-// ordered by name. Its error is an [ErrNoSchema] if one of the named schemas has none. A part that cannot be read does
+// OverviewOptions change what [ReadOverview] reads. The zero value reads all.
+type OverviewOptions struct {
+	Schemas []string          // default: all that have tables of this module
+	Parts   []migrations.Part // default: all
+}
+
+// ReadOverview reads the status of schemas in the database of db, ordered by name; opts may be nil. Its error is an
+// [ErrNoSchema] if one of the named schemas has no tables of this module. A part that cannot be read does
 // not hide the others: see SchemaStatus.Unreadable. The grants of PREFIX_reader, as [migrations.Roles] prints them, read all.
 //
 // It takes no lock and reads at most [outbox.CountLimit] rows of each kind, along an index, and fewer keys. A schema with that many rows
 // takes a few seconds. The parts are read one after the other, not in one snapshot.
-func ReadOverview(ctx context.Context, db *pgxpool.Pool, schemas ...string) ([]SchemaStatus, error) {
+func ReadOverview(ctx context.Context, db *pgxpool.Pool, opts *OverviewOptions) ([]SchemaStatus, error) {
+	o := OverviewOptions{}
+	if opts != nil {
+		o = *opts
+	}
 	applied, err := migrations.ListApplied(ctx, db)
 	if err != nil {
 		return nil, fmt.Errorf("operator: read overview: %w", err)
 	}
-	if len(schemas) > 0 {
-		if applied, err = pickApplied(applied, schemas); err != nil {
+	if len(o.Schemas) > 0 {
+		if applied, err = pickApplied(applied, o.Schemas); err != nil {
 			return nil, err
 		}
 	}
 	var all []SchemaStatus
 	for _, a := range applied {
-		s := readStatus(ctx, db, a)
+		s := readStatus(ctx, db, a, o.Parts)
 		if err := ctx.Err(); err != nil {
 			return nil, fmt.Errorf("operator: read overview of schema %s: %w", a.Schema, err)
 		}
@@ -93,11 +103,14 @@ func pickApplied(all []migrations.Applied, names []string) (picked []migrations.
 	return picked, nil
 }
 
-// readStatus reads the parts of one schema. A missing table is an error of its part: it is being dropped, or a newer
+// readStatus reads parts of one schema, or all of its parts. A missing table is an error of its part: it is being dropped, or a newer
 // migration creates it.
-func readStatus(ctx context.Context, db *pgxpool.Pool, a migrations.Applied) SchemaStatus {
+func readStatus(ctx context.Context, db *pgxpool.Pool, a migrations.Applied, parts []migrations.Part) SchemaStatus {
 	s := SchemaStatus{Applied: a}
 	for _, part := range a.Parts {
+		if len(parts) > 0 && !slices.Contains(parts, part) {
+			continue
+		}
 		var err error
 		switch part {
 		case migrations.Idempotency:

@@ -12,7 +12,7 @@ import (
 // Print the problems of all schemas of a database.
 func ExampleReadOverview() {
 	_ = func(ctx context.Context, db *pgxpool.Pool) error {
-		all, err := operator.ReadOverview(ctx, db)
+		all, err := operator.ReadOverview(ctx, db, nil)
 		if err != nil {
 			return err
 		}

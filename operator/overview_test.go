@@ -54,7 +54,7 @@ func about(a, b time.Duration) bool { return (a == 0) == (b == 0) && (a-b).Abs()
 func TestOverviewOfASchemaInTrouble(t *testing.T) {
 	t.Parallel()
 	pool, schema := troubled(t)
-	all, err := ReadOverview(t.Context(), pool, schema)
+	all, err := ReadOverview(t.Context(), pool, &OverviewOptions{Schemas: []string{schema}})
 	if err != nil || len(all) != 1 {
 		t.Fatalf("%d schemas, %v", len(all), err)
 	}
@@ -72,6 +72,10 @@ func TestOverviewOfASchemaInTrouble(t *testing.T) {
 	}
 	if i := s.Inbox; i == nil || i.Retrying != 1 || i.Dead != 2 || len(i.Parked) != 3 {
 		t.Errorf("inbox: %+v", i)
+	}
+	some, err := ReadOverview(t.Context(), pool, &OverviewOptions{Schemas: []string{schema}, Parts: []migrations.Part{migrations.Outbox}})
+	if err != nil || len(some) != 1 || some[0].Outbox == nil || some[0].Inbox != nil || some[0].Sagas != nil || some[0].Requests != nil || len(some[0].Parts) != 4 {
+		t.Errorf("the outbox alone: %+v, %v", some, err)
 	}
 	sagas := &saga.Stats{Running: 2, Compensating: 1, Paused: 1, Stuck: 1, Held: 1, OldestStuck: 6 * time.Hour, OldestPaused: 6 * time.Hour, Silent: 6 * time.Hour, Overdue: 7 * time.Minute}
 	if diff := gocmp.Diff(sagas, s.Sagas, near); diff != "" {
@@ -131,17 +135,17 @@ func TestOverviewOfPartsAndOfWhatIsDenied(t *testing.T) {
 	if err := migrations.Up(t.Context(), pgtest.Direct(), some, migrations.Idempotency); err != nil {
 		t.Fatal(err)
 	}
-	all, err := ReadOverview(t.Context(), pool, some, schema)
+	all, err := ReadOverview(t.Context(), pool, &OverviewOptions{Schemas: []string{some, schema}})
 	if err != nil || len(all) != 2 || all[0].Schema != some || all[1].Schema != schema {
 		t.Fatalf("%+v, %v; want the two schemas in the order of their names on the call", all, err)
 	}
 	if s := all[0]; s.Requests == nil || s.Outbox != nil || s.Inbox != nil || s.Sagas != nil || len(s.Parts) != 1 || len(s.Problems()) != 0 {
 		t.Errorf("with one part: %+v", s)
 	}
-	if _, err := ReadOverview(t.Context(), pool, schema, "no_such"); !errors.Is(err, ErrNoSchema) || !strings.Contains(err.Error(), `"no_such"`) {
+	if _, err := ReadOverview(t.Context(), pool, &OverviewOptions{Schemas: []string{schema, "no_such"}}); !errors.Is(err, ErrNoSchema) || !strings.Contains(err.Error(), `"no_such"`) {
 		t.Errorf("of a schema without tables: %v", err)
 	}
-	listed, err := ReadOverview(t.Context(), pool)
+	listed, err := ReadOverview(t.Context(), pool, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -168,7 +172,7 @@ func TestOverviewOfPartsAndOfWhatIsDenied(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer as.Close()
-	denied, err := ReadOverview(t.Context(), as, schema)
+	denied, err := ReadOverview(t.Context(), as, &OverviewOptions{Schemas: []string{schema}})
 	if err != nil || len(denied) != 1 {
 		t.Fatalf("%+v, %v", denied, err)
 	}
@@ -177,7 +181,7 @@ func TestOverviewOfPartsAndOfWhatIsDenied(t *testing.T) {
 	}
 	exec("ALTER TABLE " + schema + ".outbox_held RENAME COLUMN refused_at TO other")
 	t.Cleanup(func() { exec("ALTER TABLE " + schema + ".outbox_held RENAME COLUMN other TO refused_at") })
-	if broken, err := ReadOverview(t.Context(), pool, schema); err != nil || unreadable(broken[0]) != "outbox false" || broken[0].Inbox == nil {
+	if broken, err := ReadOverview(t.Context(), pool, &OverviewOptions{Schemas: []string{schema}}); err != nil || unreadable(broken[0]) != "outbox false" || broken[0].Inbox == nil {
 		t.Errorf("with a table that does not fit: %+v, %v", broken, err)
 	}
 }

@@ -62,7 +62,7 @@ func main() {
 	held := flag.String("held", "", "the servers that another run holds, as it has printed them")
 	flag.IntVar(&b.rounds, "rounds", 5, "rounds of the throughput; the median counts")
 	flag.DurationVar(&b.slice, "slice", 5*time.Second, "length of one slice of the throughput")
-	flag.DurationVar(&b.limit, "limit", 8*time.Minute, "after which the run ends")
+	flag.DurationVar(&b.limit, "limit", 20*time.Minute, "after which the run ends")
 	parts := flag.String("parts", "pages,browsers,river", "what is measured; hold keeps the servers until the limit")
 	flag.Parse()
 	b.parts, b.held = strings.Split(*parts, ","), *held

@@ -330,7 +330,7 @@ func lookAtSagas(ctx context.Context, w *world, key string) error {
 
 // lookAtAll does what sagamill status does.
 func lookAtAll(ctx context.Context, w *world, key string) error {
-	all, err := operator.ReadOverview(ctx, w.pools["reader"], w.Schema)
+	all, err := operator.ReadOverview(ctx, w.pools["reader"], &operator.OverviewOptions{Schemas: []string{w.Schema}})
 	if err != nil {
 		return err
 	}

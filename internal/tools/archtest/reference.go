@@ -40,7 +40,7 @@ var configuredParts = []configuredPart{
 // callParameters are structs that look like options of a part, but are the parameters of one call. The documentation of
 // their functions has them.
 var callParameters = []string{
-	"operator.RedriveOptions", "operator.PreviewOptions", "operator.DecideOptions", "operator.ExplainOptions", "operator.RangeOptions",
+	"operator.RedriveOptions", "operator.PreviewOptions", "operator.OverviewOptions", "operator.DecideOptions", "operator.ExplainOptions", "operator.RangeOptions",
 	"rabbitmq.DeleteOptions", "sagatest.ExploreOptions", "topology.AsyncAPIOptions", "lineartest.Config",
 }
 

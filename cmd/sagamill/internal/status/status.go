@@ -102,13 +102,13 @@ func readDatabase(ctx context.Context, d *cli.Database, names []string) ([]opera
 	ctx, cancel := context.WithTimeout(ctx, cli.ReadTimeout)
 	defer cancel()
 	if names == nil {
-		return operator.ReadOverview(ctx, d.Pool)
+		return operator.ReadOverview(ctx, d.Pool, nil)
 	}
 	here, err := d.ListSchemas(ctx, names)
 	if err != nil || len(here) == 0 {
 		return nil, err
 	}
-	return operator.ReadOverview(ctx, d.Pool, here...)
+	return operator.ReadOverview(ctx, d.Pool, &operator.OverviewOptions{Schemas: here})
 }
 
 // printText prints a block for each schema, and then a line for each problem. It returns the number of problems.
