@@ -27,7 +27,7 @@ type Options struct {
 }
 
 // beginLimitedRead returns the BEGIN statement of a transaction whose statements ReadTimeout limits, "" for no limit.
-// Nothing is compiled (JIT): that takes longer than these statements.
+// With a limit, nothing is compiled (JIT): that takes longer than these statements.
 func (o *Options) beginLimitedRead() string {
 	if o.ReadTimeout <= 0 {
 		return ""

@@ -448,9 +448,10 @@ events AS (
 	UNION ALL
 	SELECT started_at, 'started' FROM ended
 	UNION ALL
-	SELECT started_at, 'started' FROM {schema}.saga WHERE ended_at IS NULL),
+	SELECT started_at, 'started' FROM {schema}.saga
+	WHERE ended_at IS NULL AND started_at > (SELECT now FROM moment) - $1::integer * interval '1 minute'),
 minutes AS (
-	SELECT floor(extract(epoch FROM now - at) / 60)::integer AS minute, what FROM events, moment)
+	SELECT floor(date_part('epoch', now - at) / 60)::integer AS minute, what FROM events, moment)
 SELECT minute, count(*) FILTER (WHERE what = 'started'), count(*) FILTER (WHERE what = 'completed'),
 	count(*) FILTER (WHERE what = 'compensated')
 FROM minutes WHERE minute BETWEEN 0 AND $1 - 1 GROUP BY minute

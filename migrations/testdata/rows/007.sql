@@ -1,1 +1,0 @@
-SELECT; -- an index only
