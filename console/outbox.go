@@ -261,7 +261,7 @@ func (c *Console) readOutboxes(ctx context.Context, r *request) (any, error) {
 	}
 	v := &outboxView{placeChoice: newPlaceChoice(r.values.Get("in"), all)}
 	only := operator.OverviewOptions{}
-	only.Parts = append(only.Parts, "outbox")
+	only.Parts = append(only.Parts, "outbox") // append has the type of the elements: this package may not import migrations
 	for _, d := range c.databases {
 		read, err := c.readStates(ctx, d, chosen, only)
 		if err != nil {

@@ -103,7 +103,10 @@ BEGIN
         EXECUTE format('ALTER TABLE %s OWNER TO {prefix}_owner', relation);
     END LOOP;
 END $$;
-
+{{if .outbox -}}
+ALTER FUNCTION {schema}.outbox_forget_summary() OWNER TO {prefix}_owner; -- it acts as its owner
+REVOKE ALL ON FUNCTION {schema}.outbox_forget_summary() FROM PUBLIC, {roles};
+{{end}}
 -- What the owner makes is nobody else's. A function would be everybody's otherwise; the rest undoes what somebody has
 -- set, but for defaults without a schema.
 ALTER DEFAULT PRIVILEGES FOR ROLE {prefix}_owner REVOKE ALL ON FUNCTIONS FROM PUBLIC;

@@ -140,6 +140,15 @@ func TestALetterKeepsItsEarlierFailures(t *testing.T) {
 	if listed, err := f.letters.List(t.Context(), Filter{}, 0, 1); err != nil || listed[0].Earlier != nil {
 		t.Errorf("List reads earlier failures: %+v, %v", listed, err)
 	}
+	previewed := 0
+	if _, err := f.letters.Preview(t.Context(), Filter{}, nil, func(p Preview) error {
+		if previewed++; p.Earlier != nil {
+			t.Errorf("Preview reads earlier failures: %+v", p.Earlier)
+		}
+		return nil
+	}); err != nil || previewed != 1 {
+		t.Errorf("Preview saw %d letters, %v; want 1", previewed, err)
+	}
 	n, err := f.letters.Discard(t.Context(), Filter{}, func(l DeadLetter) error {
 		if diff := cmp.Diff(want, l.Earlier); diff != "" {
 			t.Errorf("a kept letter has other earlier failures (-want +got):\n%s", diff)

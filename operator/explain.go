@@ -183,8 +183,7 @@ func (q *inquiry) takeSnapshots(ctx context.Context, databases [][]*snapshotSour
 	sources := databases[0]
 	snapshot := pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}
 	if q.options.ReadTimeout > 0 {
-		snapshot.BeginQuery = fmt.Sprintf("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET LOCAL jit = off; SET LOCAL statement_timeout = %d",
-			max(1, q.options.ReadTimeout.Milliseconds()))
+		snapshot.BeginQuery = beginRead(pgx.RepeatableRead, q.options.ReadTimeout)
 	}
 	return pgx.BeginTxFunc(ctx, sources[0].DB, snapshot, func(tx pgx.Tx) error {
 		for _, s := range sources { // before anything else is read

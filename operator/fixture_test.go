@@ -247,8 +247,13 @@ func (s *queueSubscriber) Close() error { return nil }
 // explain returns the nodes of a plan as type and relation.
 func (f *fixture) explain(t *testing.T, mode, statement, args string) (nodes []string) {
 	t.Helper()
+	return f.explainWith(t, "SET LOCAL plan_cache_mode = "+mode, statement, args)
+}
+
+func (f *fixture) explainWith(t *testing.T, settings, statement, args string) (nodes []string) {
+	t.Helper()
 	err := pgx.BeginFunc(t.Context(), f.pool, func(tx pgx.Tx) error {
-		for _, s := range []string{"SET LOCAL plan_cache_mode = " + mode, "PREPARE explained AS " + statement} {
+		for _, s := range []string{settings, "PREPARE explained AS " + statement} {
 			if _, err := tx.Exec(t.Context(), s); err != nil {
 				return err
 			}

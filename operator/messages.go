@@ -55,6 +55,16 @@ func (r *Reader) readByIndex(ctx context.Context, do func(pgx.Tx) error) error {
 	})
 }
 
+// readBySearch is read for messages of the log with a key or an id.
+func (r *Reader) readBySearch(ctx context.Context, do func(pgx.Tx) error) error {
+	return r.read(ctx, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, r.where.planBySearch); err != nil {
+			return err
+		}
+		return do(tx)
+	})
+}
+
 // PlaceLog is for a [MessageFilter]: all messages of the log, published or not, the newest first.
 const PlaceLog Place = "log"
 
@@ -90,7 +100,8 @@ type MessageMark struct {
 // this is its end. Stored messages are in the order in which their transactions began, held ones in the order of their
 // IDs, and those of the log the newest first. Following the marks, no message is listed twice while it stays in its place.
 //
-// Filters have no index: a filter that picks few of many messages reads all that are in the place.
+// Of the log, messages with a Key or a MessageID are found by an index. Other filters have none: a filter that picks few
+// of many messages reads all that are in the place.
 func (r *Reader) ListMessages(ctx context.Context, filter MessageFilter, after MessageMark, limit int) (all []OutboxMessage, next *MessageMark, err error) {
 	args, err := filter.args()
 	if err != nil {
@@ -120,7 +131,10 @@ func (r *Reader) ListMessages(ctx context.Context, filter MessageFilter, after M
 		return nil, nil, fmt.Errorf("operator: list messages: %w: there is no place %.20q to list", ErrInvalid, filter.Place)
 	}
 	read := r.read
-	if filter.Place == PlaceStored || filter.Place == PlaceLog {
+	switch {
+	case filter.Place == PlaceLog && (filter.Key != "" || filter.MessageID != ""):
+		read = r.readBySearch
+	case filter.Place == PlaceStored || filter.Place == PlaceLog:
 		read = r.readByIndex
 	}
 	var mark MessageMark

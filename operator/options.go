@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/sagamill/sagamill/internal/sqlschema"
 )
 
@@ -32,7 +34,12 @@ func (o *Options) beginLimitedRead() string {
 	if o.ReadTimeout <= 0 {
 		return ""
 	}
-	return fmt.Sprintf("BEGIN READ ONLY; SET LOCAL jit = off; SET LOCAL statement_timeout = %d", max(1, o.ReadTimeout.Milliseconds()))
+	return beginRead(pgx.ReadCommitted, o.ReadTimeout)
+}
+
+func beginRead(isolation pgx.TxIsoLevel, timeout time.Duration) string {
+	return fmt.Sprintf("BEGIN ISOLATION LEVEL %s READ ONLY; SET LOCAL jit = off; SET LOCAL statement_timeout = %d",
+		isolation, max(1, timeout.Milliseconds()))
 }
 
 // withDefaults returns a copy of o with the default schema. Its error names a schema that is

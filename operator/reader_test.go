@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
@@ -21,6 +22,34 @@ func (f *fixture) reader(t *testing.T) *Reader {
 		t.Fatal(err)
 	}
 	return r
+}
+
+// Statements with a limit are not compiled (JIT), and the server keeps the limit.
+func TestLimitedReadsAreNotCompiled(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	check := func(name string, db querier, isolation string) {
+		const settings = "SELECT concat_ws(' ', current_setting('jit'), current_setting('statement_timeout'), current_setting('transaction_isolation'), current_setting('transaction_read_only'))"
+		var got string
+		if err := db.QueryRow(t.Context(), settings).Scan(&got); err != nil || got != "off 1min "+isolation+" on" {
+			t.Errorf("%s: %q, %v; want off, 1min, %s, on", name, got, err, isolation)
+		}
+	}
+	if err := f.reader(t).read(t.Context(), func(tx pgx.Tx) error { check("Reader", tx, "read committed"); return nil }); err != nil {
+		t.Error(err)
+	}
+	letters, err := NewDeadLetters(f.pool, Inbox, &Options{Schema: f.schema, ReadTimeout: time.Minute})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := letters.letters.(*inboxLetters).readLimited(t.Context(), func(db querier) error { check("DeadLetters", db, "read committed"); return nil }); err != nil {
+		t.Error(err)
+	}
+	q := &inquiry{options: ExplainOptions{ReadTimeout: time.Minute}}
+	source := &snapshotSource{Source: Source{DB: f.pool, Schema: f.schema, Name: f.schema}}
+	if err := q.takeSnapshots(t.Context(), [][]*snapshotSource{{source}}, func() error { check("Explain", source.tx, "repeatable read"); return nil }); err != nil {
+		t.Error(err)
+	}
 }
 
 // putLog stores n messages of a topic in the log, each in a transaction of its own.

@@ -49,8 +49,9 @@ const maxMatches = 50
 // Search finds what text names: an idempotency key, the id of an instance or of a message, or a correlation id. Nothing
 // is not an error. It takes no lock. What cannot be read is in Skipped, and does not hide the others.
 //
-// Keys and ids of instances are looked up first. Only if there are none, Search looks for the ids of messages, which have
-// no index: it reads the log, and the held and parked messages once, 0.2 s for each million in memory.
+// Keys, and ids of instances and of messages of the log, are looked up first. Only if there are none, Search looks for
+// what has no index, such as correlation ids: it reads the log, and the held and parked messages once, 0.2 s for each
+// million in memory.
 func (r *Reader) Search(ctx context.Context, text string) (found Search, err error) {
 	if text == "" {
 		return found, fmt.Errorf("operator: search: %w: a text is needed", ErrInvalid)
@@ -59,8 +60,9 @@ func (r *Reader) Search(ctx context.Context, text string) (found Search, err err
 	if parsed, err := uuid.Parse(text); err == nil {
 		id = &parsed
 	}
+	read := r.read
 	look := func(kind MatchKind, statement string, scan func(pgx.CollectableRow, *Match) error, args ...any) {
-		err := r.read(ctx, func(tx pgx.Tx) error {
+		err := read(ctx, func(tx pgx.Tx) error {
 			rows, _ := tx.Query(ctx, statement, append([]any{plannedAnew}, args...)...)
 			matches, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (m Match, err error) {
 				m.Kind = kind
@@ -77,7 +79,15 @@ func (r *Reader) Search(ctx context.Context, text string) (found Search, err err
 		var status string
 		return row.Scan(&m.Scope, &m.Key, &m.Path, &m.Name, &m.UUID, &status)
 	}
+	scanMessage := func(row pgx.CollectableRow, m *Match) error {
+		return row.Scan(&m.Scope, &m.Key, &m.Name, &m.ID, &m.UUID)
+	}
 	look(MatchInstance, r.sql.findInstances, scanInstance, "", text, maxMatches, nil)
+	if id != nil && len(found.Matches) == 0 {
+		read = r.readBySearch
+		look(MatchMessage, r.sql.findMessageID, scanMessage, id, text, maxMatches)
+		read = r.read
+	}
 	if id != nil && len(found.Matches) == 0 {
 		if at, ok := r.findInstanceID(ctx, *id, &found); ok {
 			look(MatchInstance, r.sql.findInstances, scanInstance, at.Scope, at.Key, maxMatches, *id)
@@ -97,9 +107,7 @@ func (r *Reader) Search(ctx context.Context, text string) (found Search, err err
 	if len(found.Matches) > 0 {
 		return found, ctx.Err()
 	}
-	look(MatchMessage, r.sql.findMessages, func(row pgx.CollectableRow, m *Match) error {
-		return row.Scan(&m.Scope, &m.Key, &m.Name, &m.ID, &m.UUID)
-	}, id, text, maxMatches)
+	look(MatchMessage, r.sql.findMessages, scanMessage, id, text, maxMatches)
 	look(MatchParked, r.sql.findParked, func(row pgx.CollectableRow, m *Match) error {
 		return row.Scan(&m.Scope, &m.Key, &m.Name, &m.ID)
 	}, text, maxMatches)

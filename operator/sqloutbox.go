@@ -136,8 +136,7 @@ FROM relay r LEFT JOIN picked p ON true LEFT JOIN LATERAL (
 	WHERE first.id <> p.id) h ON true
 ORDER BY p.id`
 
-// sqlLocateLeaf uses no index: every writer would pay for one, and an operator can wait for a
-// scan of the log.
+// sqlLocateLeaf needs [outboxsql.PlanBySearch].
 const sqlLocateLeaf = `
 	SELECT id, message_id, topic, ` + outboxsql.LoggedType + ` AS type, scope, key, step, n, ` + outboxsql.LoggedOrderingKey + ` AS ordering_key,
 		` + outboxsql.LoggedCorrelation + ` AS correlation_id, causation_id, octet_length(payload) AS size, created_at, xid
@@ -215,12 +214,12 @@ ORDER BY id DESC LIMIT $3`
 
 // outboxQueries are the statements on the messages of a schema's outbox, and on the journal.
 type outboxQueries struct {
-	readClock, read, list, count, listRetrying, countRetrying string
-	group, groupRetrying                                      string
-	redrive, discard, bury, lockLease, limitLocks, promote    string
-	listLogged, countLogged, copyLogged, oldestLogged         string
-	locate, locateUnpublished, pin, planByIndex, readContents string
-	insertJournal, listJournal                                string
+	readClock, read, list, count, listRetrying, countRetrying               string
+	group, groupRetrying                                                    string
+	redrive, discard, bury, lockLease, limitLocks, promote                  string
+	listLogged, countLogged, copyLogged, oldestLogged                       string
+	locate, locateUnpublished, pin, planByIndex, planBySearch, readContents string
+	insertJournal, listJournal                                              string
 }
 
 func newOutboxQueries(schema string) outboxQueries {
@@ -235,7 +234,7 @@ func newOutboxQueries(schema string) outboxQueries {
 		bury: bind(ofLetters(sqlRefused, sqlBuryHeld)), lockLease: bind(sqlLockLease), limitLocks: sqlLimitLocks, promote: bind(outboxsql.PromoteLocked),
 		listLogged: logged(sqlListLogged), countLogged: logged(sqlCountLogged), copyLogged: bind(sqlCopyLogged), oldestLogged: bind(sqlOldestLogged),
 		locate: bind(locateInLeaves("true", sqlLocateLeaf)), locateUnpublished: bind(locateInLeaves("false", sqlLocateUnpublishedLeaf)),
-		pin: bind(sqlPin), planByIndex: outboxsql.PlanByIndex, readContents: bind(sqlReadContents),
+		pin: bind(sqlPin), planByIndex: outboxsql.PlanByIndex, planBySearch: outboxsql.PlanBySearch, readContents: bind(sqlReadContents),
 		insertJournal: bind(journal.SQLInsert), listJournal: bind(sqlListJournal),
 	}
 }

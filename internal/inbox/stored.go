@@ -57,13 +57,12 @@ func HeaderColumns(metadata map[string]string, skip string) (names, values [][]b
 	return names, values
 }
 
-// SQLKeepFailure is part of each UPDATE of the table parked that overwrites the last failure of a message: it appends that
-// failure to the earlier ones. They are the first failure, which often has the cause, and the newest eight.
+// SQLKeepFailure is part of each UPDATE of the table parked that overwrites the last failure of a message: it appends
+// that failure to the earlier ones. They are the first failure, which often has the cause, and the newest eight.
 //
-// Without an error there is no failure: the message waits. During a call, and until the call has settled, the row still has the
-// error of the failure before, which has been appended when the call began. A compensation whose action is dead has not run: it
-// would be redriven with the same reason again and again. A time that JSON cannot express in Go becomes null: a person may
-// have set it.
+// It appends nothing in three cases: the row has no error (the message waits); a call has begun and has not settled
+// (the error was appended when the call began); the action of a compensation is dead (the compensation did not run).
+// A last_at outside 1970 to 9999, which only a person can have set, becomes null.
 const SQLKeepFailure = `earlier_failures = CASE
 		WHEN parked.error = '' OR parked.reason IN ('calling', 'unsettled', 'action-dead') THEN parked.earlier_failures
 		ELSE CASE WHEN jsonb_array_length(parked.earlier_failures) < 9 THEN parked.earlier_failures ELSE parked.earlier_failures - 1 END

@@ -3,6 +3,7 @@ package roletest_test
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"os/exec"
 	"strings"
 	"testing"
@@ -69,6 +70,7 @@ func (i *installation) others(t *testing.T) string {
 	t.Helper()
 	rows, _ := i.Admin.Query(t.Context(), `SELECT relname || ' ' || relowner::regrole FROM pg_class
 		WHERE relnamespace = $1::text::regnamespace AND relowner <> $2::text::regrole
+		UNION ALL SELECT proname FROM pg_proc WHERE pronamespace = $1::text::regnamespace AND proowner <> $2::text::regrole
 		UNION ALL SELECT nspname FROM pg_namespace WHERE nspname = $1 AND nspowner <> $2::text::regrole`, i.Schema, i.Role("owner"))
 	names, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	if err != nil {
@@ -86,6 +88,7 @@ WITH relation AS (SELECT * FROM pg_class WHERE relnamespace = $1::text::regnames
 acl AS (
 	SELECT relname::text AS name, relacl AS acl FROM relation
 	UNION ALL SELECT relname || '.' || attname, attacl FROM relation JOIN pg_attribute ON attrelid = relation.oid
+	UNION ALL SELECT proname, proacl FROM pg_proc WHERE pronamespace = $1::text::regnamespace
 	UNION ALL SELECT nspname, nspacl FROM pg_namespace WHERE nspname = $1)
 SELECT string_agg(line, E'\n' ORDER BY line) FROM (
 	SELECT concat_ws(' ', name, grantee::regrole, privilege_type) FROM acl, aclexplode(acl) WHERE grantee <> $2::text::regrole
@@ -154,6 +157,42 @@ func TestOwnershipMoves(t *testing.T) {
 	}
 }
 
+// The index outbox_search has no summary of the first range of a leaf: each row that is written there would pay for it. The
+// relay does not own the index, and removes the summary all the same when it empties a leaf.
+func TestNoRowPaysForTheSearchOfTheLog(t *testing.T) {
+	t.Parallel()
+	i := newInstallation(t)
+	check := func(when string) {
+		t.Helper()
+		for leaf, table := range []string{"outbox_0", "outbox_1", "outbox_2", "outbox_other"} {
+			i.Exec(t, sqlschema.Bind(i.Schema, fmt.Sprintf(`INSERT INTO {schema}.outbox
+				(message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id, content_type, payload, leaf)
+				VALUES (gen_random_uuid(), 't', '', 's', 'k', '', '', '', '', '', '', '{}', %d)`, leaf)))
+			var made int
+			err := i.Admin.QueryRow(t.Context(), `SELECT brin_summarize_range(indexrelid, 0) FROM pg_index JOIN pg_class c ON c.oid = indexrelid
+				JOIN pg_am a ON a.oid = relam WHERE amname = 'brin' AND indrelid = $1::text::regclass`, i.Schema+"."+table).Scan(&made)
+			if err != nil || made != 1 {
+				t.Errorf("%s %s has a summary of its first range: %d, %v", when, table, made, err)
+			}
+		}
+	}
+	check("after the migration")
+	if err := i.try(t, i.pool, i.SQL(t)); err != nil {
+		t.Fatal(err)
+	}
+	relay := i.Pool(t, "relay", func(error) {})
+	for _, table := range []string{"outbox_0", "outbox_1", "outbox_2", "outbox_other"} {
+		if err := i.try(t, relay, "TRUNCATE {schema}."+table); err != nil {
+			t.Error(err)
+		}
+	}
+	check("after a relay has emptied it,")
+	i.Exec(t, sqlschema.Bind(i.Schema, "ALTER FUNCTION {schema}.outbox_forget_summary() OWNER TO "+i.Role("reader")))
+	if err := i.try(t, relay, "TRUNCATE {schema}.outbox_0"); err != nil {
+		t.Errorf("with a function of another owner: %v", err)
+	}
+}
+
 // psql runs the SQL any number of times. Afterwards the rights are those of the SQL: rights that were added
 // meanwhile are gone.
 func TestTheRolesAreWhatIsPrinted(t *testing.T) {
@@ -196,8 +235,8 @@ func TestRolesAreRefused(t *testing.T) {
 	t.Parallel()
 	i := newInstallation(t)
 	for _, tt := range []struct{ name, before, want string }{
-		{"older tables", "UPDATE {schema}.schema_version SET version = 3", "has had 3 of 6 migrations: run sagamill migrate up first"},
-		{"no tables", "ALTER TABLE {schema}.schema_version RENAME TO other", "has had 0 of 6"},
+		{"older tables", "UPDATE {schema}.schema_version SET version = 3", "has had 3 of 7 migrations: run sagamill migrate up first"},
+		{"no tables", "ALTER TABLE {schema}.schema_version RENAME TO other", "has had 0 of 7"},
 		{"a role that may log in", "CREATE ROLE {prefix}_reader LOGIN", "_reader exists, and may log in"},
 		{"a superuser", "CREATE ROLE {prefix}_consumer SUPERUSER", "_consumer exists"},
 		{"a member of a role of the server", "CREATE ROLE {prefix}_reader IN ROLE pg_read_all_data", "{prefix}_reader is a member of pg_read_all_data: revoke that"},

@@ -41,7 +41,7 @@ type Letter struct {
 	Why     string `json:"why,omitempty"`
 }
 
-// An EarlierFailure is an attempt that failed before the last one, as JSON.
+// An EarlierFailure is an [operator.Failure] as JSON.
 type EarlierFailure struct {
 	At     string `json:"at,omitempty"`
 	Reason string `json:"reason"`
@@ -69,7 +69,7 @@ func newLetter(t *cli.Target, l operator.DeadLetter) Letter {
 	return j
 }
 
-// formatFailed returns when f happened, or "" if a person has set that to infinity.
+// formatFailed returns when f happened, or "" if the time is not known.
 func formatFailed(f operator.Failure) string {
 	if f.At.IsZero() {
 		return ""

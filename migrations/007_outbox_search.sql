@@ -1,0 +1,45 @@
+{{if .outbox -}}
+-- Finds the messages of a saga, and a message by its id, without a scan of the log. Each range of 128 pages is summarized
+-- once, by autovacuum, after it is full. Until then its rows cost their writers nothing, and a search reads the range as a
+-- whole. With smaller ranges, a busy outbox would ask for more summaries than autovacuum notes (256 a minute).
+CREATE INDEX outbox_search ON {{.schema}}.outbox USING brin (
+    key        text_bloom_ops (n_distinct_per_range = 2600, false_positive_rate = 0.02),
+    message_id uuid_bloom_ops (n_distinct_per_range = 2600, false_positive_rate = 0.02)
+) WITH (pages_per_range = 128, autosummarize = on);
+
+-- An index on an empty table has a summary of the first range, and each row of that range would change it: 5 kB of WAL. So
+-- each TRUNCATE removes it. Only the owner of the index may do so, and the relay is not the owner. If another role owns the
+-- function than the tables, the summary stays: rows then cost more, and nothing fails.
+CREATE FUNCTION {{.schema}}.outbox_forget_summary() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    PERFORM brin_desummarize_range(i.indexrelid, 0)
+    FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid JOIN pg_am a ON a.oid = c.relam
+    WHERE i.indrelid = TG_RELID AND a.amname = 'brin';
+    RETURN NULL;
+EXCEPTION WHEN insufficient_privilege THEN
+    RETURN NULL;
+END $$;
+REVOKE ALL ON FUNCTION {{.schema}}.outbox_forget_summary() FROM PUBLIC;
+
+CREATE TRIGGER outbox_forget_summary AFTER TRUNCATE ON {{.schema}}.outbox_0 EXECUTE FUNCTION {{.schema}}.outbox_forget_summary();
+CREATE TRIGGER outbox_forget_summary AFTER TRUNCATE ON {{.schema}}.outbox_1 EXECUTE FUNCTION {{.schema}}.outbox_forget_summary();
+CREATE TRIGGER outbox_forget_summary AFTER TRUNCATE ON {{.schema}}.outbox_2 EXECUTE FUNCTION {{.schema}}.outbox_forget_summary();
+CREATE TRIGGER outbox_forget_summary AFTER TRUNCATE ON {{.schema}}.outbox_other EXECUTE FUNCTION {{.schema}}.outbox_forget_summary();
+
+SELECT brin_desummarize_range(i.indexrelid, 0)
+FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid JOIN pg_am a ON a.oid = c.relam
+WHERE a.amname = 'brin' AND i.indrelid IN ('{{.schema}}.outbox_0'::regclass, '{{.schema}}.outbox_1'::regclass,
+    '{{.schema}}.outbox_2'::regclass, '{{.schema}}.outbox_other'::regclass);
+{{- else}}SELECT;{{end}}
+
+---- create above / drop below ----
+
+{{if .outbox -}}
+DROP TRIGGER outbox_forget_summary ON {{.schema}}.outbox_0;
+DROP TRIGGER outbox_forget_summary ON {{.schema}}.outbox_1;
+DROP TRIGGER outbox_forget_summary ON {{.schema}}.outbox_2;
+DROP TRIGGER outbox_forget_summary ON {{.schema}}.outbox_other;
+DROP FUNCTION {{.schema}}.outbox_forget_summary();
+DROP INDEX {{.schema}}.outbox_search;
+{{- else}}SELECT;{{end}}

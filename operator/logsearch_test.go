@@ -1,0 +1,112 @@
+package operator
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	"github.com/jackc/pgx/v5"
+
+	"github.com/sagamill/sagamill/internal/outboxsql"
+)
+
+// sqlFillLog stores messages $1 to $2, four for each key, with those of a key far from each other.
+const sqlFillLog = `INSERT INTO {schema}.outbox (message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id, content_type, payload)
+	SELECT ('018f0000-0000-7000-8000-' || lpad(i::text, 12, '0'))::uuid, 't', '', 'acme', 'k' || i % 5000, '', '', '', '', '', '', '{}' FROM generate_series($1::integer, $2::integer) i`
+
+// fillLog stores messages of a log whose last pages have no summary in the index outbox_search.
+func (f *fixture) fillLog(t *testing.T) {
+	t.Helper()
+	f.exec(t, sqlFillLog, 1, 20000)
+	f.exec(t, `SELECT brin_summarize_new_values(indexrelid) FROM pg_index JOIN pg_class c ON c.oid = indexrelid JOIN pg_am a ON a.oid = relam
+		WHERE amname = 'brin' AND relkind = 'i' AND relnamespace = '{schema}'::regnamespace`)
+	f.exec(t, sqlFillLog, 20001, 22000)
+}
+
+// sqlSearched tells whether this transaction has searched the log by its index, and how the next statement is planned.
+const sqlSearched = `
+SELECT CASE WHEN sum(pg_stat_get_xact_numscans(indexrelid)) > 0 THEN 'by index' ELSE 'by a scan' END || ', then enable_seqscan ' || current_setting('enable_seqscan')
+FROM pg_index JOIN pg_class c ON c.oid = indexrelid JOIN pg_am a ON a.oid = relam WHERE amname = 'brin' AND relnamespace = '{schema}'::regnamespace`
+
+// The messages of a saga, and a message by its id, are found without a scan of the log, whatever the statistics.
+func TestTheLogIsSearchedByItsIndex(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	f.fillLog(t)
+	const id = "'018f0000-0000-7000-8000-000000000777'"
+	locate, read := newOutboxQueries(f.schema), newReaderQueries(f.schema)
+	for _, statistics := range []string{"SELECT 'fresh'", "ANALYZE {schema}.outbox"} {
+		f.exec(t, statistics)
+		for args, statement := range map[string]string{
+			"('', 'k777', 1000)":     locate.locate,
+			"('acme', 'k777', 1000)": locate.locate,
+			"('', '', '', 'k777', '', NULL, '', 9223372036854775807, 100)":          read.listLog,
+			"('', '', '', '', '', " + id + ", '', 9223372036854775807, 100)":        read.listLog,
+			"(" + id + ", '018f0000-0000-7000-8000-000000000777', 50)":              read.findMessageID,
+			"('', '', 'acme', 'k777', '', NULL, '', 9223372036854775807, 100)":      read.listLog,
+			"('t', '', 'acme', 'k777', '', " + id + ", '', 9223372036854775807, 9)": read.listLog,
+		} {
+			plan := f.explainWith(t, outboxsql.PlanBySearch, statement, args)
+			others := func(node string) bool {
+				return strings.HasSuffix(node, "Scan on outbox_0") && !strings.HasPrefix(node, "Bitmap")
+			}
+			if !slices.Contains(plan, "Bitmap Heap Scan on outbox_0") || slices.ContainsFunc(plan, others) {
+				t.Errorf("%s, %s: %q", statistics, args, plan)
+			}
+		}
+	}
+}
+
+// A search finds the messages of a key in parts of the log with a summary and without.
+func TestASearchOfTheLogMissesNothing(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	f.fillLog(t)
+	l, err := NewLocator(&Options{Schema: f.schema})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := f.reader(t)
+	for _, key := range []string{"k0", "k1", "k777", "k1999", "k4999", "none"} {
+		want := f.texts(t, "SELECT o.id::text FROM {schema}.outbox o WHERE key = $1 ORDER BY o.id", key)
+		var located, listed []string
+		var after string
+		err := pgx.BeginTxFunc(t.Context(), f.pool, oneSnapshot, func(tx pgx.Tx) error {
+			found, err := l.Outbox(t.Context(), tx, LocateFilter{Key: key})
+			for _, m := range found.Messages {
+				located = append(located, fmt.Sprint(m.ID))
+			}
+			if err == nil {
+				err = tx.QueryRow(t.Context(), strings.ReplaceAll(sqlSearched, "{schema}", f.schema)).Scan(&after)
+			}
+			return err
+		})
+		if want := "by index, then enable_seqscan on"; after != want {
+			t.Errorf("Outbox has searched %q, want %q", after, want)
+		}
+		if diff := cmp.Diff(want, located, cmpopts.EquateEmpty()); err != nil || diff != "" {
+			t.Errorf("Outbox of %s: %v (-want +got):\n%s", key, err, diff)
+		}
+		all, _, err := r.ListMessages(t.Context(), MessageFilter{Place: PlaceLog, Key: key}, MessageMark{}, 100)
+		for _, m := range all {
+			listed = append(listed, fmt.Sprint(m.ID))
+		}
+		slices.Reverse(listed)
+		if diff := cmp.Diff(want, listed, cmpopts.EquateEmpty()); err != nil || diff != "" {
+			t.Errorf("ListMessages of %s: %v (-want +got):\n%s", key, err, diff)
+		}
+	}
+	for _, i := range []int{1, 9999, 20000, 20001, 22000} {
+		id := fmt.Sprintf("018f0000-0000-7000-8000-%012d", i)
+		found, err := r.Search(t.Context(), id)
+		if err != nil || len(found.Skipped) > 0 || len(found.Matches) != 1 || found.Matches[0].Key != fmt.Sprint("k", i%5000) || found.Matches[0].UUID != id {
+			t.Errorf("Search of %s = %+v, %v", id, found, err)
+		}
+		if all, _, err := r.ListMessages(t.Context(), MessageFilter{Place: PlaceLog, MessageID: id}, MessageMark{}, 100); err != nil || len(all) != 1 || all[0].MessageID != id {
+			t.Errorf("ListMessages of %s = %+v, %v", id, all, err)
+		}
+	}
+}
