@@ -100,7 +100,7 @@ func (f *fixture) exec(t *testing.T, statement string, args ...any) {
 func (f *fixture) putStuck(t *testing.T, prefix string, n int) {
 	t.Helper()
 	f.exec(t, `INSERT INTO {schema}.saga (scope, key, id, root, version, name, plan_hash, started_at, state, progress, status, reason, updated_at)
-		SELECT 'acme', $1 || lpad(i::text, 4, '0'), gen_random_uuid(), gen_random_uuid(), 1, 'trip', 'h', ago, '{}',
+		SELECT 'acme', $1 || lpad(i::text, 4, '0'), overlay(gen_random_uuid()::text PLACING '7' FROM 15 FOR 1)::uuid, gen_random_uuid(), 1, 'trip', 'h', ago, '{}',
 			'{"phase":"running","steps":[{"state":"done","attempt":1},{"state":"stuck","attempt":3}]}', 'stuck', 'no answer', ago
 		FROM generate_series(1, $2) i, (SELECT clock_timestamp() - interval '1 hour' AS ago) moment`, prefix, n)
 }

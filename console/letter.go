@@ -15,6 +15,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/sagamill/sagamill/operator"
 )
@@ -100,7 +101,7 @@ func (c *Console) showLetter(ctx context.Context, r *request) (any, error) {
 	like := &letterSearch{Database: side.Database, Schema: side.Schema, Side: search.Side}
 	v.Group = like.with("topic", l.Topic, "step", step, "reason", string(l.Reason), "fingerprint", l.Fingerprint, "state", map[bool]string{true: "", false: string(l.State)}[v.Dead])
 	if v.Dead {
-		if err := v.predict(ctx, side); err != nil {
+		if err := v.predict(ctx, side, c.pools()); err != nil {
 			return nil, err
 		}
 	}
@@ -129,13 +130,17 @@ func (c *Console) showPayload(v *letterPageView) {
 }
 
 // predict reads what a redrive would do with the letter.
-func (v *letterPageView) predict(ctx context.Context, side letterSide) error {
+func (v *letterPageView) predict(ctx context.Context, side letterSide, databases []*pgxpool.Pool) error {
 	d, err := side.read()
 	if err != nil {
 		return err
 	}
-	_, err = d.Preview(ctx, operator.ByID(v.ID), nil, func(seen operator.Preview) error {
-		v.Outcome, v.Says = seen.Outcome, describeOutcome(side.Side, seen.Outcome)
+	var opts *operator.PreviewOptions // the outbox has none
+	if side.Side == operator.Inbox {
+		opts = &operator.PreviewOptions{Databases: databases}
+	}
+	_, err = d.Preview(ctx, operator.ByID(v.ID), opts, func(seen operator.Preview) error {
+		v.Outcome, v.Says = seen.Outcome, describePreview(side.Side, &seen)
 		return nil
 	})
 	return err
@@ -307,6 +312,14 @@ var outcomeTexts = map[operator.Outcome]string{
 	operator.OutcomeKeyReused:     "It stays a dead letter: its key was used for another payload.",
 	operator.OutcomeTooOld:        "It stays a dead letter: it is older than what the inbox remembers, so its step may have run. An admin can force its redrive.",
 	operator.OutcomeBusy:          "It stays a dead letter: its step is locked, for example by its handler.",
+}
+
+// describePreview says what a redrive would do with a letter.
+func describePreview(side operator.Side, p *operator.Preview) string {
+	if p.Ended != "" {
+		return fmt.Sprintf("Its saga has ended: it is %s. Nobody undoes what the handler does now, so discard the message instead.", p.Ended)
+	}
+	return describeOutcome(side, p.Outcome)
 }
 
 func describeOutcome(side operator.Side, outcome operator.Outcome) string {

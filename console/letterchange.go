@@ -10,6 +10,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgxpool"
+
 	"github.com/sagamill/sagamill/operator"
 )
 
@@ -38,7 +40,7 @@ func (c *Console) letterKinds() []*changeKind {
 			if err != nil {
 				return nil, err
 			}
-			return &letterChange{verb: verb, sides: sides, filter: search.filter(verb.of), of: search.conditions(), query: search.Query(), redact: c.redactLetter}, nil
+			return &letterChange{verb: verb, sides: sides, filter: search.filter(verb.of), of: search.conditions(), query: search.Query(), redact: c.redactLetter, databases: c.pools()}, nil
 		}})
 	}
 	return all
@@ -81,6 +83,8 @@ type letterChange struct {
 	of     []condition
 	query  url.Values // the search
 	redact func(*operator.DeadLetter)
+
+	databases []*pgxpool.Pool // of the console
 }
 
 func (l *letterChange) role() Role { return l.verb.needs }
@@ -185,15 +189,15 @@ func previewRedrive(ctx context.Context, l *letterChange, side letterSide, d *op
 	stays := operator.Outcomes{}
 	effects := map[string]int{}
 	var opts *operator.PreviewOptions // the outbox has none
-	if l.verb.force {
-		opts = &operator.PreviewOptions{Force: true}
+	if side.Side == operator.Inbox {
+		opts = &operator.PreviewOptions{Force: l.verb.force, Databases: l.databases}
 	}
 	_, err = d.Preview(ctx, l.filter, opts, func(seen operator.Preview) error {
 		if predicted >= maxPredicted {
 			return errPredicted
 		}
 		predicted++
-		says := describeOutcome(side.Side, seen.Outcome)
+		says := describePreview(side.Side, &seen)
 		stays[seen.Outcome]++
 		if stays.Left() > 0 && isLeft(seen.Outcome) {
 			addReason(&p.Refused, says, 1)

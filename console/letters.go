@@ -272,12 +272,7 @@ func (c *Console) showGroups(ctx context.Context, r *request) (any, error) {
 		}
 		return err
 	})
-	slices.SortStableFunc(v.Groups, func(a, b groupRow) int {
-		if (a.Fingerprint == "") != (b.Fingerprint == "") { // those of unknown errors come last
-			return strings.Compare(b.Fingerprint, a.Fingerprint)
-		}
-		return b.Count - a.Count
-	})
+	slices.SortStableFunc(v.Groups, func(a, b groupRow) int { return b.Count - a.Count })
 	return v, err
 }
 
@@ -289,10 +284,6 @@ func newGroupRow(search *letterSearch, side letterSide, g operator.LetterGroup) 
 	row := groupRow{LetterGroup: g, Place: side.place, Side: side.Side}
 	row.Query = search.with("database", side.Database, "schema", side.Schema, "side", string(side.Side), "topic", g.Topic, "step", step,
 		"reason", string(g.Reason), "fingerprint", g.Fingerprint)
-	if g.Fingerprint == "" { // without those whose errors were compared
-		row.Query = search.with("database", side.Database, "schema", side.Schema, "side", string(side.Side), "topic", g.Topic, "step", step,
-			"reason", string(g.Reason), "age", fmt.Sprintf("%ds", max(0, int(time.Since(g.Newest).Seconds()))))
-	}
 	one := *search
 	one.Side = string(side.Side)
 	row.Verbs = one.verbsOf(search.state())
@@ -459,11 +450,7 @@ func (c *Console) countLetters(ctx context.Context, r *request) (any, error) {
 	v := &lettersView{Search: search, Several: len(all) > 1}
 	v.Problems, err = c.readSides(ctx, sides, func(side letterSide) error {
 		key := "letters" + search.with("database", side.Database, "schema", side.Schema, "side", string(side.Side))
-		age := countAge
-		if search.Fingerprint != "" {
-			age = groupsAge // there is no index: the errors of all letters are read
-		}
-		count, err := c.counts.getShared(ctx, key, age, func(ctx context.Context) (int, error) {
+		count, err := c.counts.getShared(ctx, key, countAge, func(ctx context.Context) (int, error) {
 			d, err := side.read()
 			if err != nil {
 				return 0, err

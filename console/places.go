@@ -109,3 +109,11 @@ func (c *Console) choosePlaces(ctx context.Context, name string) (chosen, all []
 	return nil, nil, &pageError{Status: http.StatusNotFound, What: fmt.Sprintf("There is no schema %.100q here.", name),
 		Advice: "The schemas are " + strings.Join(names, ", ") + "."}
 }
+
+// pools returns the pools of all databases.
+func (c *Console) pools() (all []*pgxpool.Pool) {
+	for _, d := range c.databases {
+		all = append(all, d.Pool)
+	}
+	return all
+}

@@ -285,14 +285,14 @@ func (p *ParkedStats) State() string {
 }
 
 // sqlReadStats counts parked messages by step, kind, state and reason. It takes no lock. The two lists come in the
-// order of their indexes, so that the limit ($1) bounds what is read.
+// order of their indexes, so that the limit ($1) bounds what is read. The index of the dead letters has all these columns.
 const sqlReadStats = `
 WITH parked AS (
-	(SELECT step, kind, state, reason, first_at, due_at FROM {schema}.parked WHERE state = 'retrying' ORDER BY due_at LIMIT $1)
+	(SELECT step, kind, false AS dead, reason, first_at, due_at FROM {schema}.parked WHERE state = 'retrying' ORDER BY due_at LIMIT $1)
 	UNION ALL
-	(SELECT step, kind, state, reason, first_at, NULL FROM {schema}.parked WHERE state = 'dead' ORDER BY last_at LIMIT $1)
+	(SELECT step, kind, true, reason, first_at, NULL FROM {schema}.parked WHERE state = 'dead' ORDER BY last_at LIMIT $1)
 )
-SELECT coalesce(step, ''), kind = 'compensation', state = 'dead', reason, count(*),
+SELECT coalesce(step, ''), kind = 'compensation', dead, reason, count(*),
 	(extract(epoch FROM clock_timestamp() - min(first_at)) * 1000000)::bigint,
 	coalesce(extract(epoch FROM clock_timestamp() - min(due_at) FILTER (WHERE isfinite(due_at))) * 1000000, 0)::bigint
 FROM parked

@@ -1,11 +1,14 @@
 {{if .outbox -}}
--- Finds the messages of a saga, and a message by its id, without a scan of the log. Each range of 128 pages is summarized
--- once, by autovacuum, after it is full. Until then its rows cost their writers nothing, and a search reads the range as a
--- whole. With smaller ranges, a busy outbox would ask for more summaries than autovacuum notes (256 a minute).
+-- Finds messages by a key, or by an id of theirs, without a scan of the log. Each range of 96 pages is summarized once, by
+-- autovacuum, after it is full. Until then its rows cost their writers nothing, and a search reads the range as a whole.
+-- With smaller ranges, a busy outbox would ask for more summaries than autovacuum notes (256 a minute). With larger ones,
+-- or fewer false positives, a summary would not fit on a page of the index.
 CREATE INDEX outbox_search ON {{.schema}}.outbox USING brin (
-    key        text_bloom_ops (n_distinct_per_range = 2600, false_positive_rate = 0.02),
-    message_id uuid_bloom_ops (n_distinct_per_range = 2600, false_positive_rate = 0.02)
-) WITH (pages_per_range = 128, autosummarize = on);
+    key            text_bloom_ops (n_distinct_per_range = 2000, false_positive_rate = 0.05),
+    message_id     uuid_bloom_ops (n_distinct_per_range = 2000, false_positive_rate = 0.05),
+    correlation_id text_bloom_ops (n_distinct_per_range = 2000, false_positive_rate = 0.05),
+    causation_id   text_bloom_ops (n_distinct_per_range = 2000, false_positive_rate = 0.05)
+) WITH (pages_per_range = 96, autosummarize = on);
 
 -- An index on an empty table has a summary of the first range, and each row of that range would change it: 5 kB of WAL. So
 -- each TRUNCATE removes it. Only the owner of the index may do so, and the relay is not the owner. If another role owns the

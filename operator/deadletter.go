@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/sagamill/sagamill/consumer"
+	"github.com/sagamill/sagamill/saga"
 )
 
 // ErrInvalid reports a filter or options that make no sense. Nothing has changed.
@@ -52,7 +53,7 @@ type DeadLetter struct {
 	Size      int    // bytes of payload
 
 	Error       string // of the last attempt; of the outbox, the broker's last answer
-	Fingerprint string // of Error without its variable parts: see [LetterGroup]; from [DeadLetters.Get] and for a [Keep]
+	Fingerprint string // of Error without its variable parts: see [LetterGroup]
 	Attempts    int    // entries into the handler; of the outbox, refusals: 0 while its topic stalls, 1 or more once buried
 
 	FirstAt time.Time // when it was stored first; of the outbox, when it was written
@@ -99,7 +100,7 @@ type Filter struct {
 	Older       time.Duration // failed or was refused last at least this long ago
 	Step        string
 	NoStep      bool   // only letters without a step: it could not be read or, of the outbox, the message states none
-	Fingerprint string // of the error: see [LetterGroup]. There is no index: each letter that matches all else is read
+	Fingerprint string // of the error: see [LetterGroup]
 
 	// UnchangedSince is a moment by the clock of the database: see [ReadClock]. Letters that died, failed, were redriven,
 	// edited or buried after it are left alone, which is checked under the lock of each. So a change with such a filter
@@ -308,6 +309,10 @@ type Preview struct {
 	DeadLetter
 	Outcome Outcome
 	Why     string
+
+	// Ended is how the orchestrated saga of an action has ended; "" if it has not ended, or is not known. A redrive of the
+	// action then does work that nobody undoes.
+	Ended saga.Status
 }
 
 // PreviewOptions change a preview of the inbox. The zero value is usable.
@@ -320,6 +325,10 @@ type PreviewOptions struct {
 
 	// Force is [RedriveOptions].Force.
 	Force bool
+
+	// Databases are other databases with orchestrated sagas, for Preview.Ended. The database of the letters is always
+	// searched. A schema or a database that the role may not or cannot read is left out. Default: none.
+	Databases []*pgxpool.Pool
 }
 
 // Edit changes payload and headers of a dead letter, and returns it as it was and as it is.

@@ -70,7 +70,7 @@ func (c *crowd) put(t *testing.T, key string, p machine.Progress) {
 		status = "paused"
 	}
 	c.exec(t, `INSERT INTO {schema}.saga (scope, key, id, root, version, name, plan_hash, started_at, state, progress, status, updated_at, ended_at)
-		SELECT 'acme', $1, gen_random_uuid(), gen_random_uuid(), 1, 'trip', 'h', ago, '{}', $2, $3, ago, CASE WHEN $3 = 'completed' THEN ago END
+		SELECT 'acme', $1, overlay(gen_random_uuid()::text PLACING '7' FROM 15 FOR 1)::uuid, gen_random_uuid(), 1, 'trip', 'h', ago, '{}', $2, $3, ago, CASE WHEN $3 = 'completed' THEN ago END
 		FROM (SELECT clock_timestamp() - interval '1 hour' AS ago) AS moment`, key, string(text), status)
 }
 

@@ -15,7 +15,7 @@ import (
 
 // sqlFillLog stores messages $1 to $2, four for each key, with those of a key far from each other.
 const sqlFillLog = `INSERT INTO {schema}.outbox (message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id, content_type, payload)
-	SELECT ('018f0000-0000-7000-8000-' || lpad(i::text, 12, '0'))::uuid, 't', '', 'acme', 'k' || i % 5000, '', '', '', '', '', '', '{}' FROM generate_series($1::integer, $2::integer) i`
+	SELECT ('018f0000-0000-7000-8000-' || lpad(i::text, 12, '0'))::uuid, 't', '', 'acme', 'k' || i % 5000, '', '', '', 'corr' || i, 'cause' || i, '', '{}' FROM generate_series($1::integer, $2::integer) i`
 
 // fillLog stores messages of a log whose last pages have no summary in the index outbox_search.
 func (f *fixture) fillLog(t *testing.T) {
@@ -46,6 +46,8 @@ func TestTheLogIsSearchedByItsIndex(t *testing.T) {
 			"('', '', '', 'k777', '', NULL, '', 9223372036854775807, 100)":          read.listLog,
 			"('', '', '', '', '', " + id + ", '', 9223372036854775807, 100)":        read.listLog,
 			"(" + id + ", '018f0000-0000-7000-8000-000000000777', 50)":              read.findMessageID,
+			"(" + id + ", 'corr777', 50)":                                           read.findMessages,
+			"(NULL, 'cause777', 50)":                                                read.findMessages,
 			"('', '', 'acme', 'k777', '', NULL, '', 9223372036854775807, 100)":      read.listLog,
 			"('t', '', 'acme', 'k777', '', " + id + ", '', 9223372036854775807, 9)": read.listLog,
 		} {
@@ -104,6 +106,12 @@ func TestASearchOfTheLogMissesNothing(t *testing.T) {
 		found, err := r.Search(t.Context(), id)
 		if err != nil || len(found.Skipped) > 0 || len(found.Matches) != 1 || found.Matches[0].Key != fmt.Sprint("k", i%5000) || found.Matches[0].UUID != id {
 			t.Errorf("Search of %s = %+v, %v", id, found, err)
+		}
+		for _, text := range []string{fmt.Sprint("corr", i), fmt.Sprint("cause", i)} {
+			found, err := r.Search(t.Context(), text)
+			if err != nil || len(found.Skipped) > 0 || len(found.Matches) != 1 || found.Matches[0].UUID != id {
+				t.Errorf("Search of %s = %+v, %v", text, found, err)
+			}
 		}
 		if all, _, err := r.ListMessages(t.Context(), MessageFilter{Place: PlaceLog, MessageID: id}, MessageMark{}, 100); err != nil || len(all) != 1 || all[0].MessageID != id {
 			t.Errorf("ListMessages of %s = %+v, %v", id, all, err)

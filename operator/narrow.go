@@ -8,17 +8,16 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgtype"
 )
 
 const (
 	// narrowedScopes is how many scopes of a key a filter is narrowed to. A key of more scopes is searched in all of them.
 	narrowedScopes = 100
 
-	// Where to look first for an instance with an id: among those that ended within idWindow after the moment in the id.
-	// The clock of the process that made it may be idSkew ahead of the database's.
-	idWindow = 10 * time.Minute
-	idSkew   = 10 * time.Minute
+	// An instance that takes longer than quick is in the index saga_long_lived. An instance is found by its id if the clock
+	// of the process that began it differs from the database's by at most idSkew.
+	quick  = 10 * time.Minute
+	idSkew = 2 * time.Minute
 )
 
 // narrowFilter adds to f what indexes say about it: the address of its id. It also returns the scopes of its key; none
@@ -47,14 +46,13 @@ func (n *Instances) narrowFilter(ctx context.Context, db querier, f *InstanceFil
 	return scopes, len(scopes) > 0, nil
 }
 
-// findInstanceID finds the address of the instance with an id.
+// findInstanceID finds the address of the instance with an id. Ids of instances are UUIDv7: no other UUID is one.
 func findInstanceID(ctx context.Context, db querier, statement string, id uuid.UUID) (at Address, found bool, err error) {
-	first, last := pgtype.Timestamptz{InfinityModifier: pgtype.NegativeInfinity, Valid: true}, pgtype.Timestamptz{InfinityModifier: pgtype.Infinity, Valid: true}
-	if id.Version() == 7 {
-		began := time.UnixMilli(int64(binary.BigEndian.Uint64(id[:8]) >> 16))
-		first, last = pgtype.Timestamptz{Time: began.Add(-idSkew), Valid: true}, pgtype.Timestamptz{Time: began.Add(idWindow), Valid: true}
+	if id.Version() != 7 {
+		return at, false, nil
 	}
-	err = db.QueryRow(ctx, statement, plannedAnew, id, first, last).Scan(&at.Scope, &at.Key, &at.Path)
+	began := time.UnixMilli(int64(binary.BigEndian.Uint64(id[:8]) >> 16))
+	err = db.QueryRow(ctx, statement, plannedAnew, id, began.Add(-idSkew), began.Add(quick+idSkew)).Scan(&at.Scope, &at.Key, &at.Path)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return at, false, nil
 	}

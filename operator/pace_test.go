@@ -2,6 +2,7 @@ package operator
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"math"
@@ -194,24 +195,26 @@ func TestSearchesGoToTheRowsThatTheyName(t *testing.T) {
 	c := newCrowd(t)
 	ids := map[string]string{}
 	for i, moment := range []string{"now() - interval '3 hours'", "now()", "NULL"} { // ended long after the id, soon after it, not at all
-		id := uuid.Must(uuid.NewV7()).String()
-		if i == 0 { // of a saga that ran for hours
-			id = "01890000-0000-7000-8000-000000000000"
-		}
-		for _, scope := range []string{"acme", "other"} {
-			if scope == "other" {
-				id = uuid.NewString() // of another version
+		for n, scope := range []string{"acme", "other"} {
+			id := uuid.Must(uuid.NewV7()).String()
+			if i == 0 { // of a saga that ran for hours
+				id = fmt.Sprintf("01890000-0000-7000-8000-00000000000%d", n)
 			}
 			ids[fmt.Sprint(scope, i)] = id
 			c.exec(t, `INSERT INTO {schema}.saga (scope, key, id, root, version, name, plan_hash, started_at, state, progress, status, updated_at, ended_at)
-				VALUES ($1, $2, $3, $3, 1, 'voyage', 'h', now() - interval '4 hours', '{}', '{}', CASE WHEN `+moment+` IS NULL THEN 'running' ELSE 'completed' END, now(), `+moment+`)`, scope, fmt.Sprint("named", i), id)
+				VALUES ($1, $2, $3, $3, 1, 'voyage', 'h', least(`+moment+`, now()) - CASE WHEN $4 THEN interval '4 hours' ELSE '1 second' END, '{}', '{}', CASE WHEN `+moment+` IS NULL THEN 'running' ELSE 'completed' END, now(), `+moment+`)`, scope, fmt.Sprint("named", i), id, i == 0)
 		}
 	}
-	future := "02890000-0000-7000-8000-000000000000" // from a clock that was ahead
+	ahead, err := uuid.NewV7() // from a clock that was ahead by a minute
+	if err != nil {
+		t.Fatal(err)
+	}
+	binary.BigEndian.PutUint64(ahead[:8], binary.BigEndian.Uint64(ahead[:8])+uint64(time.Minute/time.Millisecond)<<16)
+	future := ahead.String()
 	ids["acmeahead"] = future
 	c.exec(t, `INSERT INTO {schema}.saga_definition (name, version, hash, plan) VALUES ('ferry', 1, 'h', '{}')`)
 	c.exec(t, `INSERT INTO {schema}.saga (scope, key, id, root, version, name, plan_hash, started_at, state, progress, status, updated_at, ended_at)
-		VALUES ('acme', 'namedahead', $1, $1, 1, 'ferry', 'h', now() - interval '1 hour', '{}', '{}', 'completed', now(), now())`, future)
+		VALUES ('acme', 'namedahead', $1, $1, 1, 'ferry', 'h', now() - interval '1 second', '{}', '{}', 'completed', now(), now())`, future)
 	for at, id := range ids {
 		found, err := c.n.List(t.Context(), InstanceFilter{ID: id}, Address{}, 10)
 		if err != nil || len(found) != 1 || found[0].ID != id || found[0].Scope+strings.TrimPrefix(found[0].Key, "named") != at {
@@ -229,6 +232,7 @@ func TestSearchesGoToTheRowsThatTheyName(t *testing.T) {
 		"an id in its scope":     {InstanceFilter{ID: ids["acme1"], Scope: "acme"}, 1},
 		"an id in another":       {InstanceFilter{ID: ids["acme1"], Scope: "other"}, 0},
 		"an id of none":          {InstanceFilter{ID: uuid.Must(uuid.NewV7()).String()}, 0},
+		"an id of no instance":   {InstanceFilter{ID: uuid.NewString()}, 0},
 		"a name that is live":    {InstanceFilter{Saga: "voyage"}, 6},
 		"a name that has ended":  {InstanceFilter{Saga: "ferry"}, 1},
 		"a name that is unknown": {InstanceFilter{Saga: "cruise"}, 0},

@@ -15,6 +15,7 @@ import (
 	"github.com/sagamill/sagamill/internal/inbox"
 	"github.com/sagamill/sagamill/internal/sqlschema"
 	"github.com/sagamill/sagamill/outbox"
+	"github.com/sagamill/sagamill/saga"
 )
 
 func (d *inboxLetters) previewRedrive(ctx context.Context, filter Filter, o PreviewOptions, each func(Preview) error) (Outcomes, error) {
@@ -38,6 +39,9 @@ type previewer struct {
 	counts  Outcomes
 	known   map[inbox.Identity]*stepStanding // the steps of the letters so far, as a redrive of those leaves them
 	horizon *time.Time
+
+	sagas []sagaSchema
+	ended map[markedAddress]saga.Status // of the instances of the letters so far; nil: sagas are not known yet
 }
 
 func (p *previewer) previewStage(ctx context.Context, args []any) error {
@@ -70,6 +74,9 @@ func (p *previewer) previewPage(ctx context.Context, ids []int64) error {
 		}
 		return p.learnSteps(ctx, tx, identitiesOf(read))
 	})
+	if err == nil {
+		err = p.learnEnded(ctx, letters)
+	}
 	for i := 0; err == nil && i < len(letters); i++ {
 		err = p.judgeLetter(letters[i], &read[i], why[i])
 	}
@@ -112,6 +119,10 @@ func (p *previewer) judgeLetter(l DeadLetter, c *candidate, unreadable error) er
 		seen.Why = unreadable.Error()
 	case seen.Outcome == OutcomeRun && c.Kind == inbox.Action && step.UndoDigest != nil && step.copies[inbox.Compensation] == nil:
 		seen.Why = whyUndone
+	}
+	if at, ok := instanceOf(&l); ok && seen.Outcome == OutcomeRun && p.ended[at] != "" {
+		seen.Ended = p.ended[at]
+		seen.Why = fmt.Sprintf("its saga has ended (%s): discard it", seen.Ended)
 	}
 	p.counts[seen.Outcome]++
 	if p.each == nil {

@@ -10,10 +10,16 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/sagamill/sagamill/consumer"
+	"github.com/sagamill/sagamill/internal/flow"
+	"github.com/sagamill/sagamill/internal/testing/pgtest"
+	"github.com/sagamill/sagamill/migrations"
 	"github.com/sagamill/sagamill/outbox"
+	"github.com/sagamill/sagamill/saga"
 )
 
 // A letterFixture has a consumer of two steps whose handlers fail as long as they
@@ -461,3 +467,65 @@ func TestAPlanOverManyPages(t *testing.T) {
 
 // inbox returns the implementation of f's letters.
 func (f *letterFixture) inbox() *inboxLetters { return f.letters.letters.(*inboxLetters) }
+
+// A plan says that the saga of an action has ended, wherever its instance is, and only if the action is a command of it.
+func TestAPlanSaysThatTheSagaHasEnded(t *testing.T) {
+	t.Parallel()
+	f := newLetterFixture(t)
+	const sqlBegin = `INSERT INTO {schema}.saga (scope, key, path, id, root, version, name, plan_hash, started_at, state, progress, status, updated_at, ended_at)
+		VALUES ('tenant', $1, $2, gen_random_uuid(), $4, 1, 'trip', 'h', now(), '', '{}', $3, now(), CASE WHEN $3 LIKE 'comp%ed' THEN now() END)`
+	root := uuid.Must(uuid.NewV7()).String()
+	f.exec(t, sqlBegin, "ended", "", "compensated", root)
+	f.exec(t, sqlBegin, "live", "", "running", root)
+	f.exec(t, sqlBegin, "live", "2.1", "completed", root)
+	f.exec(t, sqlBegin, "shared", "", "completed", uuid.NewString()) // another service's, with the same key
+	migrate := func(ctx context.Context, url string) error { return migrations.Up(ctx, url, "elsewhere") }
+	url := pgtest.DatabaseFor(t, migrate)
+	if !pgtest.Pooled() {
+		if err := migrate(t.Context(), url); err != nil {
+			t.Fatal(err)
+		}
+	}
+	other := &fixture{pool: pgtest.Pool(t, url), schema: "elsewhere"}
+	other.exec(t, sqlBegin, "far", "", "compensated", root)
+	gone := pgtest.Pool(t, pgtest.URL())
+	gone.Close()
+	letters := []struct {
+		key, n, kind string
+		want         saga.Status
+	}{
+		{"ended", flow.Mark(root, "1.1"), "action", saga.StatusCompensated}, {"ended", "1", "action", ""}, {"ended", flow.Mark(root, "1.2"), "compensation", ""},
+		{"live", flow.Mark(root, "1.1"), "action", ""}, {"live", flow.Mark(root, "2.1-1.1"), "action", saga.StatusCompleted},
+		{"far", flow.Mark(root, "1.1"), "action", saga.StatusCompensated}, {"none", flow.Mark(root, "1.1"), "action", ""}, {"shared", flow.Mark(root, "1.1"), "action", ""},
+	}
+	for _, l := range letters {
+		state := map[string]string{"action": "dead", "compensation": "undo-dead"}[l.kind]
+		f.exec(t, `INSERT INTO {schema}.inbox (scope, key, step, n, state, digest, undo_digest) VALUES ('tenant', $1, 'process-payment', $2, $3, sha256('{}'), CASE WHEN $3 = 'undo-dead' THEN sha256('{}') END)`, l.key, l.n, state)
+		f.exec(t, `INSERT INTO {schema}.parked (state, kind, scope, key, step, n, topic, message_id, header_names, header_values, payload, reason, due_at)
+			VALUES ('dead', $3, 'tenant', $1, 'process-payment', $2, 'pay', 'm', '{}', '{}', '{}', 'terminal', now())`, l.key, l.n, l.kind)
+	}
+	got := map[string]saga.Status{}
+	_, err := f.letters.Preview(t.Context(), Filter{}, &PreviewOptions{Databases: []*pgxpool.Pool{other.pool, gone, f.pool}}, func(p Preview) error {
+		got[p.Key+" "+p.N] = p.Ended
+		if said := strings.Contains(p.Why, "has ended ("+string(p.Ended)+")"); p.Outcome != OutcomeRun || said != (p.Ended != "") {
+			t.Errorf("%s %s: %s, %s", p.Key, p.N, p.Outcome, p.Why)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, l := range letters {
+		if got[l.key+" "+l.n] != l.want {
+			t.Errorf("the saga of %s %s has ended: %q, want %q", l.key, l.n, got[l.key+" "+l.n], l.want)
+		}
+	}
+	if _, err := f.letters.Preview(t.Context(), Filter{Key: "far"}, nil, func(p Preview) error {
+		if p.Ended != "" {
+			t.Errorf("without the other database: %q", p.Ended)
+		}
+		return nil
+	}); err != nil {
+		t.Error(err)
+	}
+}

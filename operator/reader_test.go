@@ -327,7 +327,7 @@ func TestSearchFindsWhatATextNames(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	f.putLog(t, "new", 2)
-	saga, child := uuid.NewString(), uuid.NewString()
+	saga, child := uuid.Must(uuid.NewV7()).String(), uuid.Must(uuid.NewV7()).String()
 	f.exec(t, `INSERT INTO {schema}.saga (scope, key, path, id, root, version, name, plan_hash, started_at, state, progress, status, updated_at)
 		VALUES ('acme', 'trip-1', '', $1, $1, 1, 'trip', 'h', now(), '', '{}', 'running', now()), ('acme', 'trip-1', '1.1', $2, $1, 1, 'inner', 'h', now(), '', '{}', 'running', now())`, saga, child)
 	f.exec(t, `INSERT INTO {schema}.inbox (scope, key, step, n, state) VALUES ('acme', 'new000', 'pay', '1', 'open')`)

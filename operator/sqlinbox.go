@@ -24,7 +24,7 @@ const sqlBeginLetters = `BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL idle_in
 const sqlPicked = `state = '{state}' AND id > $1 AND last_at <= $2 AND ($3::timestamptz IS NULL OR last_at >= $3)
 	AND ($4::bigint[] IS NULL OR id = ANY ($4)) AND ($5 = '' OR step = $5) AND ($6 = '' OR kind = $6) AND ($7 = '' OR reason = $7)
 	AND ($8 = '' OR position($8 IN error) > 0) AND ($9 = '' OR scope = $9) AND ($10 = '' OR key = $10) AND ($11 = '' OR topic = $11)
-	AND ($12::bytea = '' OR message_id = $12) AND ({fingerprint} = $14 OR $14 = '') AND (NOT $15::boolean OR coalesce(step, '') = '')
+	AND ($12::bytea = '' OR message_id = $12) AND (fingerprint = $14 OR $14 = '') AND (NOT $15::boolean OR coalesce(step, '') = '')
 	AND ({unchanged $13})`
 
 // sqlUnchanged is the condition of a letter that has not changed since {moment}, which may be null. The time of an edit is in
@@ -37,7 +37,7 @@ const sqlUnchanged = `{moment}::timestamptz IS NULL OR last_at <= {moment} AND c
 // sqlLetter are the columns of a letter. Lists leave out the payload: a page of
 // payloads may take as much memory as that many largest messages.
 const sqlLetter = `id, state, kind, coalesce(scope, ''), coalesce(key, ''), coalesce(step, ''), coalesce(n, ''), topic, message_id,
-	header_names, header_values, {payload}, octet_length(payload), reason, error, {stack}, {print}, attempts, first_at, last_at,
+	header_names, header_values, {payload}, octet_length(payload), reason, error, {stack}, fingerprint, attempts, first_at, last_at,
 	CASE WHEN state = 'retrying' AND isfinite(due_at) THEN due_at END, digest, in_doubt, {earlier}`
 
 const sqlCountLetters = `SELECT count(*) FROM {schema}.parked WHERE {picked}`
@@ -228,16 +228,16 @@ type inboxQueries struct {
 }
 
 func newInboxQueries(schema string) inboxQueries {
-	columns := func(payload, earlier, stack, fingerprint string) string {
-		return strings.NewReplacer("{payload}", payload, "{earlier}", earlier, "{stack}", stack, "{print}", fingerprint).Replace(sqlLetter)
+	columns := func(payload, earlier, stack string) string {
+		return strings.NewReplacer("{payload}", payload, "{earlier}", earlier, "{stack}", stack).Replace(sqlLetter)
 	}
 	const earlier = "nullif(earlier_failures, '[]')"
-	full := columns("payload", earlier, "stack", sqlFingerprint("error"))
-	cut := columns("substring(payload FROM 1 FOR $2::integer)", earlier, "stack", sqlFingerprint("error"))
-	last := columns("payload", "NULL::jsonb", "stack", sqlFingerprint("error"))
-	short := columns("NULL::bytea", "NULL::jsonb", "''", "''")
+	full := columns("payload", earlier, "stack")
+	cut := columns("substring(payload FROM 1 FOR $2::integer)", earlier, "stack")
+	last := columns("payload", "NULL::jsonb", "stack")
+	short := columns("NULL::bytea", "NULL::jsonb", "''")
 	unchanged := func(parameter string) string { return strings.ReplaceAll(sqlUnchanged, "{moment}", parameter) }
-	parts := strings.NewReplacer("{unchanged $2}", unchanged("$2"), "{unchanged $13}", unchanged("$13"), "{fingerprint}", sqlFingerprint("error"))
+	parts := strings.NewReplacer("{unchanged $2}", unchanged("$2"), "{unchanged $13}", unchanged("$13"))
 	bind := func(statement string) string { return sqlschema.Bind(schema, parts.Replace(statement)) }
 	in := func(state State, statement string) string {
 		statement = strings.ReplaceAll(statement, "{picked}", sqlPicked)

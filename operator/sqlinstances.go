@@ -50,18 +50,16 @@ WITH RECURSIVE other AS (
 	FROM other WHERE other.scope IS NOT NULL)
 SELECT scope FROM other WHERE scope IS NOT NULL AND EXISTS (SELECT FROM {schema}.saga s WHERE s.scope = other.scope AND s.key = $1) LIMIT $2`
 
-// sqlFindID finds the instance with the id $1. There is no index on ids. An id is a UUIDv7 of the moment at which the
+// sqlFindID finds the instance with the id $1. There is no index on all ids. An id is a UUIDv7 of the moment at which the
 // instance began, and most end soon: so the instances that ended between $2 and $3 are looked at first, then the live
-// ones, then those that ended later, and then all others.
+// ones, and then those that took long, by the index saga_long_lived.
 const sqlFindID = `
 SELECT scope, key, path FROM (
 	(SELECT scope, key, path FROM {schema}.saga WHERE ended_at >= $2 AND ended_at < $3 AND id = $1 LIMIT 1)
 	UNION ALL
 	(SELECT scope, key, path FROM {schema}.saga WHERE ended_at IS NULL AND id = $1 LIMIT 1)
 	UNION ALL
-	(SELECT scope, key, path FROM {schema}.saga WHERE ended_at >= $3 AND id = $1 LIMIT 1)
-	UNION ALL
-	(SELECT scope, key, path FROM {schema}.saga WHERE ended_at < $2 AND id = $1 LIMIT 1)) found
+	(SELECT scope, key, path FROM {schema}.saga WHERE ended_at - started_at > '10 minutes'::interval AND id = $1 LIMIT 1)) found
 LIMIT 1`
 
 // sqlKnowsName reports whether a saga with the name $1 is registered, or has live instances. An instance ends only after
@@ -85,18 +83,19 @@ WITH moment AS MATERIALIZED (SELECT clock_timestamp() AS now),
 ended AS MATERIALIZED (
 	SELECT started_at, ended_at, status FROM {schema}.saga
 	WHERE ended_at > (SELECT now FROM moment) - $1::integer * interval '1 minute' ORDER BY ended_at DESC LIMIT $2),
-events AS (
-	SELECT ended_at AS at, status AS what FROM ended
-	UNION ALL
-	SELECT started_at, 'started' FROM ended
-	UNION ALL
-	SELECT started_at, 'started' FROM {schema}.saga
-	WHERE ended_at IS NULL AND started_at > (SELECT now FROM moment) - $1::integer * interval '1 minute'),
-minutes AS (
-	SELECT floor(date_part('epoch', now - at) / 60)::integer AS minute, what FROM events, moment)
-SELECT minute, count(*) FILTER (WHERE what = 'started'), count(*) FILTER (WHERE what = 'completed'),
-	count(*) FILTER (WHERE what = 'compensated')
-FROM minutes WHERE minute BETWEEN 0 AND $1 - 1 GROUP BY minute
+ends AS (
+	SELECT floor(date_part('epoch', (SELECT now FROM moment) - ended_at) / 60)::integer AS minute,
+		count(*) FILTER (WHERE status = 'completed') AS completed, count(*) FILTER (WHERE status = 'compensated') AS compensated
+	FROM ended GROUP BY minute),
+starts AS (
+	SELECT floor(date_part('epoch', (SELECT now FROM moment) - started_at) / 60)::integer AS minute, count(*) AS started
+	FROM (SELECT started_at FROM ended
+		UNION ALL
+		SELECT started_at FROM {schema}.saga
+		WHERE ended_at IS NULL AND started_at > (SELECT now FROM moment) - $1::integer * interval '1 minute') begun
+	GROUP BY minute)
+SELECT minute, coalesce(started, 0), coalesce(completed, 0), coalesce(compensated, 0)
+FROM starts FULL JOIN ends USING (minute) WHERE minute BETWEEN 0 AND $1 - 1
 UNION ALL
 SELECT -1, count(*), coalesce(floor(extract(epoch FROM (SELECT now FROM moment) - min(ended_at)) / 60)::bigint, 0), 0 FROM ended`
 
@@ -156,6 +155,7 @@ type instanceQueries struct {
 	readPlan, readJournal, readClock, readWaits string
 	readPace                                    string
 	listScopesOfKey, findID, knowsName          string
+	readEnded                                   string
 	decide, insertJournal                       string
 }
 
@@ -169,6 +169,7 @@ func newInstanceQueries(schema string) instanceQueries {
 		readPlan: bind(sqlReadPlan), readWaits: bind(sqlReadWaits), readJournal: bind(sqlReadJournal), readClock: bind(sqlReadClock),
 		readPace:        bind(sqlReadPace),
 		listScopesOfKey: bind(sqlListScopesOfKey), findID: bind(sqlFindID), knowsName: bind(sqlKnowsName),
-		decide: bind(sqlDecideInstance), insertJournal: bind(sqlInsertJournal),
+		readEnded: bind(sqlReadEnded),
+		decide:    bind(sqlDecideInstance), insertJournal: bind(sqlInsertJournal),
 	}
 }

@@ -23,7 +23,7 @@ func ofLetters(condition, statement string) string {
 	if condition != sqlDead {
 		since = "coalesce(refused_at, created_at)"
 	}
-	return strings.NewReplacer("{letters}", condition, "{since}", since, "{fingerprint}", sqlFingerprint("reason")).Replace(strings.ReplaceAll(statement, "{picked}", sqlHeldPicked))
+	return strings.NewReplacer("{letters}", condition, "{since}", since).Replace(strings.ReplaceAll(statement, "{picked}", sqlHeldPicked))
 }
 
 // sqlHeldClock reads the database's clock, $1 microseconds ago.
@@ -34,7 +34,7 @@ const sqlHeldClock = `SELECT clock_timestamp() - $1::bigint * interval '1 micros
 const sqlHeldPicked = `{letters} AND id > $1 AND {since} <= $2 AND ($3::bigint[] IS NULL OR id = ANY ($3))
 	AND ($4::uuid IS NULL OR message_id = $4) AND ($5 = '' OR topic = $5) AND ($6 = '' OR scope = $6) AND ($7 = '' OR key = $7)
 	AND ($8 = '' OR position($8 IN reason) > 0) AND ($9 = '' OR step = $9) AND ($10::timestamptz IS NULL OR {since} <= $10)
-	AND ({fingerprint} = $11 OR $11 = '') AND (NOT $12::boolean OR step = '')`
+	AND (fingerprint = $11 OR $11 = '') AND (NOT $12::boolean OR step = '')`
 
 const sqlCountHeld = `SELECT count(*) FROM {schema}.outbox_held WHERE {picked}`
 
@@ -42,14 +42,14 @@ const sqlCountHeld = `SELECT count(*) FROM {schema}.outbox_held WHERE {picked}`
 // messages.
 const sqlListHeld = `
 SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id, content_type,
-	headers, NULL::bytea, octet_length(payload), created_at, attempts, reason, '', coalesce(refused_at, created_at),
+	headers, NULL::bytea, octet_length(payload), created_at, attempts, reason, fingerprint, coalesce(refused_at, created_at),
 	CASE WHEN state <> 'dead' THEN due_at END
 FROM {schema}.outbox_held WHERE {picked} ORDER BY id LIMIT $13`
 
 // sqlReadHeld reads the message $1 with at most $2 bytes of its payload.
 const sqlReadHeld = `
 SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id, content_type,
-	headers, substring(payload FROM 1 FOR $2::integer), octet_length(payload), created_at, attempts, reason, {fingerprint}, coalesce(refused_at, created_at),
+	headers, substring(payload FROM 1 FOR $2::integer), octet_length(payload), created_at, attempts, reason, fingerprint, coalesce(refused_at, created_at),
 	CASE WHEN state <> 'dead' THEN due_at END
 FROM {schema}.outbox_held WHERE id = $1 AND {letters}`
 

@@ -20,7 +20,7 @@ import (
 const (
 	lossGoal  = 0.01
 	settling  = time.Second      // of the load, before a slice
-	aloneTime = 15 * time.Second // in which browsers are watched without a load
+	aloneTime = 30 * time.Second // in which browsers are watched without a load
 )
 
 // startLoad starts the service with a load, and returns what stops it.
