@@ -28,11 +28,11 @@ type kind struct {
 }
 
 var kinds = []kind{
-	{kindDBOS, 256, openDurable(byStep)},
-	{kindDBOSTransaction, 256, openDurable(byTransaction)},
-	{kindRiver, 256, openChained},
-	{kindPlain, 1024, openPlain(plainSubscriptions, plainPrefetch)},
-	{kindGood, 1024, openGood},
+	{kindDBOS, 4096, openDurable(byStep)},
+	{kindDBOSTransaction, 2048, openDurable(byTransaction)},
+	{kindRiver, 4096, openChained},
+	{kindPlain, 4096, openPlain(plainSubscriptions, plainPrefetch)},
+	{kindGood, 4096, openGood},
 	{kindChoreo, 2048, openChoreographed(insertNow)},
 	{kindQueued, 2048, openChoreographed(insertQueued)},
 	{kindOrchest, 2048, openOrchestrated(insertNow)},
