@@ -1,6 +1,6 @@
 {{if .outbox -}}
 -- Finds messages by a key, or by an id of theirs, without a scan of the log. Each range of 96 pages is summarized once, by
--- autovacuum, after it is full. Until then its rows cost their writers nothing, and a search reads the range as a whole.
+-- autovacuum, after it is full. Until a range is summarized, its rows write no more WAL, and a search reads all of them.
 -- With smaller ranges, a busy outbox would ask for more summaries than autovacuum notes (256 a minute). With larger ones,
 -- or fewer false positives, a summary would not fit on a page of the index.
 CREATE INDEX outbox_search ON {{.schema}}.outbox USING brin (
@@ -11,8 +11,8 @@ CREATE INDEX outbox_search ON {{.schema}}.outbox USING brin (
 ) WITH (pages_per_range = 96, autosummarize = on);
 
 -- An index on an empty table has a summary of the first range, and each row of that range would change it: 5 kB of WAL. So
--- each TRUNCATE removes it. Only the owner of the index may do so, and the relay is not the owner. If another role owns the
--- function than the tables, the summary stays: rows then cost more, and nothing fails.
+-- a trigger removes this summary after each TRUNCATE. Only the owner of the index may do so, and the relay is not the owner.
+-- If tables and function have different owners, the summary stays: rows then cost more, and nothing fails.
 CREATE FUNCTION {{.schema}}.outbox_forget_summary() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN

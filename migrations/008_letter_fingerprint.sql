@@ -3,10 +3,10 @@ left(encode(sha256(decode(replace(left(regexp_replace(left({{.}}, 1000),
         '"(?:\\.|[^"\\])*(?:"|$)|(?<![[:alnum:]_-])[[:alnum:]_-]*[0-9][[:alnum:]_-]*|(?<![[:alnum:]])[[:alnum:]]+''[[:alnum:]]+|''[^'']*(?:''|$)|`[^`]*(?:`|$)|[0-9a-fA-F]{8,}',
         '?', 'g'), 160), '\', '\\'), 'escape')), 'hex'), 16)
 {{- end -}}
--- The fingerprint of an error is a digest of it without what varies: a quoted text, which may end with the error, and a word
--- that has a digit or an apostrophe, or is hexadecimal. They are masked before the text is cut, so that the length of a
--- variable part does not move the end. A word is tried from its beginning only: from each of its letters, an error of one
--- long word would cost the square of its length. (decode and replace are convert_to, as an immutable expression.)
+-- The fingerprint of an error is a digest of the error without its variable parts: a quoted text, whose closing quote may be
+-- missing, and a word that has a digit or an apostrophe, or is hexadecimal. They are masked before the text is cut, so that
+-- the length of a variable part does not move the end. The pattern begins only at the beginning of a word: else a long word
+-- would take quadratic time. decode(replace(…)) stands for convert_to, which is not immutable.
 --
 -- The tables are written anew: 100,000 dead letters take about a second, and consumers wait meanwhile.
 {{if .inbox -}}

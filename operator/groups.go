@@ -24,8 +24,8 @@ type Reason = consumer.Reason
 
 // A LetterGroup counts letters of one topic, step and reason whose errors have one fingerprint.
 //
-// The fingerprint is a digest of the error without its variable parts. These are quoted texts and the words that have a
-// digit, such as numbers, keys, UUIDs and hexadecimal addresses. Of a long error it covers the beginning.
+// The fingerprint is a digest of the error without its variable parts. These are quoted texts, words with a digit or an
+// apostrophe, such as numbers, keys and UUIDs, and eight or more hexadecimal digits. Of a long error it covers the beginning.
 type LetterGroup struct {
 	Topic       string
 	Step        string          // "": it could not be read or, of the outbox, the messages state none

@@ -14,10 +14,10 @@ const (
 	// narrowedScopes is how many scopes of a key a filter is narrowed to. A key of more scopes is searched in all of them.
 	narrowedScopes = 100
 
-	// An instance that takes longer than quick is in the index saga_long_lived. An instance is found by its id if the clock
-	// of the process that began it differs from the database's by at most idSkew.
-	quick  = 10 * time.Minute
-	idSkew = 2 * time.Minute
+	// An ended instance that took longer than longLived is in the index saga_long_lived, whose migration has the same limit.
+	// A shorter one is found by its id if the clock of the process that began it is wrong by at most idSkew.
+	longLived = 10 * time.Minute
+	idSkew    = 2 * time.Minute
 )
 
 // narrowFilter adds to f what indexes say about it: the address of its id. It also returns the scopes of its key; none
@@ -52,7 +52,7 @@ func findInstanceID(ctx context.Context, db querier, statement string, id uuid.U
 		return at, false, nil
 	}
 	began := time.UnixMilli(int64(binary.BigEndian.Uint64(id[:8]) >> 16))
-	err = db.QueryRow(ctx, statement, plannedAnew, id, began.Add(-idSkew), began.Add(quick+idSkew)).Scan(&at.Scope, &at.Key, &at.Path)
+	err = db.QueryRow(ctx, statement, plannedAnew, id, began.Add(-idSkew), began.Add(longLived+idSkew)).Scan(&at.Scope, &at.Key, &at.Path)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return at, false, nil
 	}

@@ -1,4 +1,4 @@
-// Command sendafter is the sender of command sendbefore with an outbox: a visitor and the greeting are stored in one
+// Command sendafter does the work of command sendbefore with an outbox: it stores a visitor and the greeting in one
 // transaction. It needs the tables of the outbox: sagamill migrate up -schema greeter -only outbox.
 package main
 
@@ -54,7 +54,7 @@ func main() {
 		}
 		relay.Wake()
 	}
-	if err := <-ended; err != nil { // it publishes until a signal comes
+	if err := <-ended; err != nil { // the relay publishes until a signal comes
 		log.Fatal(err)
 	}
 }

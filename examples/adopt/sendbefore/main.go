@@ -1,6 +1,6 @@
-// Command sendbefore is a sender on watermill and watermill-amqp, as its users have it: it stores the visitors whose names
-// it reads, and sends a greeting for each. If it dies between the two, nobody is greeted. Command sendafter is the same
-// sender with an outbox.
+// Command sendbefore is a sender on watermill and watermill-amqp, as users of watermill have it: it stores the visitors
+// whose names it reads, and sends a greeting for each. If it dies after the INSERT and before Publish, this visitor gets no
+// greeting. Command sendafter does the same with an outbox.
 package main
 
 import (
