@@ -9,6 +9,7 @@ import (
 
 	"github.com/sagamill/sagamill/internal/flow"
 	"github.com/sagamill/sagamill/internal/inbox"
+	"github.com/sagamill/sagamill/internal/sqlschema"
 	"github.com/sagamill/sagamill/migrations"
 	"github.com/sagamill/sagamill/saga"
 )
@@ -88,7 +89,7 @@ func (p *previewer) learnEnded(ctx context.Context, letters []DeadLetter) error 
 			p.ended[at] = status
 			return nil
 		})
-		if err != nil && s.db == p.db {
+		if err != nil && s.db == p.db && !sqlschema.Missing(err) { // or the schema has been dropped meanwhile
 			return err
 		}
 	}
