@@ -57,3 +57,24 @@ func TestAPreviewNamesWhatWouldBeUndone(t *testing.T) {
 	_, text := f.get(t, "/change/decide?verb=cancel&state=stuck")
 	requireTexts(t, "the preview of many", text, `<th scope="row">hotel</th><td class="r num">2</td>`, `<th scope="row">ticket</th><td class="r num">1</td>`)
 }
+
+// The preview of a redrive, and the page of a letter, say that the saga of an action has ended.
+func TestAPreviewSaysThatTheSagaHasEnded(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t, RoleAdmin, nil)
+	f.putDead(t, "k", 1)
+	f.putStuck(t, "k", 1)
+	f.exec(t, `UPDATE {schema}.saga SET status = 'compensated', ended_at = now()`)
+	f.exec(t, `UPDATE {schema}.parked SET n = right((SELECT root::text FROM {schema}.saga), 8) || '-1.1'`)
+	f.exec(t, `UPDATE {schema}.inbox SET n = right((SELECT root::text FROM {schema}.saga), 8) || '-1.1'`)
+	const says = "Its saga has ended: it is compensated. Nobody undoes what the handler does now, so discard the message instead."
+	id := f.readText(t, "SELECT id::text FROM {schema}.parked")
+	for _, page := range []string{"/change/redrive?side=inbox&id=" + id, "/letter?database=main&schema=" + f.schema + "&side=inbox&id=" + id} {
+		_, text := f.get(t, page)
+		requireTexts(t, page, text, says)
+	}
+	f.exec(t, `UPDATE {schema}.saga SET status = 'stuck', ended_at = NULL`)
+	if _, text := f.get(t, "/change/redrive?side=inbox&id="+id); strings.Contains(text, "has ended") {
+		t.Errorf("a live saga has ended: %s", text)
+	}
+}

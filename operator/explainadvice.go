@@ -9,7 +9,6 @@ import (
 
 	"github.com/sagamill/sagamill/consumer"
 	"github.com/sagamill/sagamill/internal/celltext"
-	"github.com/sagamill/sagamill/internal/flow"
 )
 
 // adviseStep returns the commands that could free a stuck step. where is the finding about the step's
@@ -109,14 +108,7 @@ func (q *inquiry) formatRedrive(letters []heldLetter) string {
 // explainObsolete returns the command that discards a dead letter which is of no use to its instance
 // any more. If the letter may still be of use, ok is false.
 func (q *inquiry) explainObsolete(s *SagaPart, l *DeadLetter) (text string, ok bool) {
-	_, n, err := flow.Unmark(l.N)
-	if err != nil {
-		return "", false
-	}
-	to, err := flow.ParseN(n)
-	if err != nil {
-		to, _, err = flow.ParseReplyN(n)
-	}
+	_, to, err := parseSagaN(l.N)
 	t := q.findTimeline(to.Path)
 	if err != nil || t == nil || l.State != StateDead {
 		return "", false

@@ -7,6 +7,7 @@ import (
 
 	"github.com/sagamill/sagamill/internal/celltext"
 	"github.com/sagamill/sagamill/internal/flow"
+	"github.com/sagamill/sagamill/internal/stepkey"
 )
 
 // An inquiry finds out what a saga waits for.
@@ -213,6 +214,21 @@ func (q *inquiry) findAwaitedStep(s *SagaPart, t *Timeline, step *TimelineStep, 
 func isReply(n string, step *TimelineStep) bool {
 	mark := flow.ReplyN(step.N, isUndoing(step), "")
 	return strings.HasPrefix(n, mark)
+}
+
+// parseSagaN parses the n of a command of an orchestrated saga, or of a reply: the mark of the saga, and the address of the
+// step, with the path of its instance.
+func parseSagaN(n string) (mark string, to flow.Address, err error) {
+	incarnation, own := stepkey.SplitN(n)
+	mark, n, err = flow.Unmark(own)
+	if err != nil {
+		return "", to, err
+	}
+	if to, err = flow.ParseN(n); err != nil {
+		to, _, err = flow.ParseReplyN(n)
+	}
+	to.Path = flow.Within(incarnation, to.Path)
+	return mark, to, err
 }
 
 // isUndoing reports whether the last message of a step was its compensation.

@@ -5,7 +5,6 @@ import (
 	"strings"
 
 	"github.com/sagamill/sagamill/internal/celltext"
-	"github.com/sagamill/sagamill/internal/flow"
 	"github.com/sagamill/sagamill/saga"
 )
 
@@ -285,10 +284,7 @@ func (q *inquiry) isToOrchestrator(m *OutboxMessage) bool {
 	if !q.isOrchestrated() {
 		return false
 	}
-	_, n, err := flow.Unmark(m.N)
-	if err == nil {
-		_, err = flow.ParseN(n)
-	}
+	_, _, err := parseSagaN(m.N)
 	return err == nil || m.Type == saga.TypeReply
 }
 

@@ -16,6 +16,7 @@ import (
 
 	"github.com/sagamill/sagamill/consumer"
 	"github.com/sagamill/sagamill/internal/flow"
+	"github.com/sagamill/sagamill/internal/stepkey"
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
 	"github.com/sagamill/sagamill/migrations"
 	"github.com/sagamill/sagamill/outbox"
@@ -480,6 +481,7 @@ func TestAPlanSaysThatTheSagaHasEnded(t *testing.T) {
 	f.exec(t, sqlBegin, "live", "2.1", "completed", root)
 	f.exec(t, sqlBegin, "shared", "", "completed", uuid.NewString()) // another service's, with the same key
 	migrate := func(ctx context.Context, url string) error { return migrations.Up(ctx, url, "elsewhere") }
+	f.exec(t, sqlBegin, "begun", ".first", "compensated", root) // by a request
 	url := pgtest.DatabaseFor(t, migrate)
 	if !pgtest.Pooled() {
 		if err := migrate(t.Context(), url); err != nil {
@@ -497,6 +499,7 @@ func TestAPlanSaysThatTheSagaHasEnded(t *testing.T) {
 		{"ended", flow.Mark(root, "1.1"), "action", saga.StatusCompensated}, {"ended", "1", "action", ""}, {"ended", flow.Mark(root, "1.2"), "compensation", ""},
 		{"live", flow.Mark(root, "1.1"), "action", ""}, {"live", flow.Mark(root, "2.1-1.1"), "action", saga.StatusCompleted},
 		{"far", flow.Mark(root, "1.1"), "action", saga.StatusCompensated}, {"none", flow.Mark(root, "1.1"), "action", ""}, {"shared", flow.Mark(root, "1.1"), "action", ""},
+		{"begun", stepkey.JoinN("first", flow.Mark(root, "1.1")), "action", saga.StatusCompensated},
 	}
 	for _, l := range letters {
 		state := map[string]string{"action": "dead", "compensation": "undo-dead"}[l.kind]

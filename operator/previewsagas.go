@@ -50,15 +50,8 @@ type markedAddress struct {
 
 // instanceOf returns the address of the instance that waits for the action of l, if its n says that there is one.
 func instanceOf(l *DeadLetter) (at markedAddress, ok bool) {
-	mark, n, err := flow.Unmark(l.N)
-	if err != nil || l.Kind != string(inbox.Action) {
-		return at, false
-	}
-	to, err := flow.ParseN(n)
-	if err != nil {
-		to, _, err = flow.ParseReplyN(n)
-	}
-	return markedAddress{Address{Scope: l.Scope, Key: l.Key, Path: to.Path}, mark}, err == nil
+	mark, to, err := parseSagaN(l.N)
+	return markedAddress{Address{Scope: l.Scope, Key: l.Key, Path: to.Path}, mark}, err == nil && l.Kind == string(inbox.Action)
 }
 
 // learnEnded reads which of the instances that letters belong to have ended.

@@ -177,14 +177,16 @@ func (f *trips) relay(schema string) {
 	f.run(r.Run)
 }
 
-func (f *trips) start(key string) {
+func (f *trips) start(key string) { f.startID(saga.ID{Scope: "acme", Key: key}) }
+
+func (f *trips) startID(id saga.ID) {
 	f.t.Helper()
 	s, err := saga.NewStarter(f.definition, &saga.StarterOptions{Schema: f.home})
 	if err != nil {
 		f.t.Fatal(err)
 	}
 	err = pgx.BeginFunc(f.t.Context(), f.db, func(tx pgx.Tx) error {
-		_, err := s.Start(f.t.Context(), tx, saga.ID{Scope: "acme", Key: key}, trip{"x"})
+		_, err := s.Start(f.t.Context(), tx, id, trip{"x"})
 		return err
 	})
 	if err != nil {

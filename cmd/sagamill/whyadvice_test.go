@@ -11,17 +11,27 @@ import (
 // What frees a saga that is stuck is said to the letter, and changes as it is done.
 func TestWhySaysWhatFreesAStuckSaga(t *testing.T) {
 	t.Parallel()
+	for _, incarnation := range []string{"", "first"} { // of a saga that a request has begun
+		t.Run(incarnation, func(t *testing.T) { t.Parallel(); freeStuckSaga(t, incarnation) })
+	}
+}
+
+func freeStuckSaga(t *testing.T, incarnation string) {
+	path := ""
+	if incarnation != "" {
+		path = " -path ." + incarnation
+	}
 	f := newTripsWith(t, saga.Participant)
 	f.relay(f.home)
 	f.relay(f.flights)
 	f.answer(func() (any, error) { return nil, consumer.Terminal(errFull) })
-	f.start("k")
+	f.startID(saga.ID{Scope: "acme", Key: "k", Incarnation: incarnation})
 	f.deliver("flight.reserve")
 	f.deliver("saga.trip")
 	f.deliver("flight.cancel")
 	f.deliver("saga.trip")
-	f.why("k", "once the cause is mended: sagamill dead redrive -schema flights -id 1,2; or, if it has been settled by other means, sagamill saga skip k -schema trips -step flight -why \"…\"\n")
-	f.why("k", "\ndead letter 1 of step reserve-flight#1.1 in schema flights: terminal: it is full; sagamill dead show -schema flights -id 1\n")
+	f.why("k", "once the cause is mended: sagamill dead redrive -schema flights -id 1,2; or, if it has been settled by other means, sagamill saga skip k -schema trips"+path+" -step flight -why \"…\"\n")
+	f.why("k", "1.1 in schema flights: terminal: it is full; sagamill dead show -schema flights -id 1\n")
 	f.answer(func() (any, error) { return trip{"!"}, nil })
 	f.command(0, "dead", "redrive", "-id", "1", "-schema", f.flights)
 	f.why("k", "its action is no dead letter any more, so next: sagamill dead redrive -schema flights -id 2; or")
