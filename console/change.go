@@ -12,6 +12,8 @@ import (
 	"strings"
 	"time"
 	"unicode/utf8"
+
+	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 // A changeKind is one kind of change. All changes go the same way: preview, confirm, apply, progress. See doc.go.
@@ -87,6 +89,8 @@ type applyOptions struct {
 	Why     string
 	Rate    float64 // objects per second; 0: no limit
 	Moments map[string]time.Time
+
+	databases []*pgxpool.Pool // in which a redrive looks for sagas that have ended
 }
 
 // A preview is what a change would do.

@@ -311,13 +311,14 @@ var outcomeTexts = map[operator.Outcome]string{
 	operator.OutcomeSuperseded:    "It is removed: its compensation came first.",
 	operator.OutcomeKeyReused:     "It stays a dead letter: its key was used for another payload.",
 	operator.OutcomeTooOld:        "It stays a dead letter: it is older than what the inbox remembers, so its step may have run. An admin can force its redrive.",
+	operator.OutcomeSagaEnded:     "It stays a dead letter: its saga has ended, and nobody would undo what its handler does.",
 	operator.OutcomeBusy:          "It stays a dead letter: its step is locked, for example by its handler.",
 }
 
 // describePreview says what a redrive would do with a letter.
 func describePreview(side operator.Side, p *operator.Preview) string {
 	if p.Ended != "" {
-		return fmt.Sprintf("Its saga has ended: it is %s. Nobody undoes what the handler does now, so discard the message instead.", p.Ended)
+		return fmt.Sprintf("Its saga has ended: it is %s. Nobody would undo what the handler does, so discard the message.", p.Ended)
 	}
 	return describeOutcome(side, p.Outcome)
 }

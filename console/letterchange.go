@@ -239,6 +239,7 @@ func addReason(counts *map[string]int, reason string, n int) {
 }
 
 func (l *letterChange) apply(ctx context.Context, o *applyOptions, progress func(tally)) (total tally, err error) {
+	o.databases = l.databases
 	err = l.eachSide(func(side letterSide) (*operator.DeadLetters, error) { return side.change(o.Actor, o.Why) }, func(side letterSide, d *operator.DeadLetters) error {
 		filter := l.filter
 		if filter.UnchangedSince, err = o.momentOf(side.place); err != nil {
@@ -263,7 +264,7 @@ func (l *letterChange) apply(ctx context.Context, o *applyOptions, progress func
 // redrive returns how letters are redriven, with force or without.
 func redrive(force bool) func(context.Context, *operator.DeadLetters, operator.Filter, *applyOptions, func(tally)) (tally, error) {
 	return func(ctx context.Context, d *operator.DeadLetters, filter operator.Filter, o *applyOptions, progress func(tally)) (tally, error) {
-		made, err := d.Redrive(ctx, filter, &operator.RedriveOptions{Rate: o.Rate, Force: force, Progress: func(soFar operator.Outcomes) { progress(tallyOf(soFar)) }})
+		made, err := d.Redrive(ctx, filter, &operator.RedriveOptions{Rate: o.Rate, Force: force, Databases: o.databases, Progress: func(soFar operator.Outcomes) { progress(tallyOf(soFar)) }})
 		return tallyOf(made), err
 	}
 }
@@ -271,7 +272,7 @@ func redrive(force bool) func(context.Context, *operator.DeadLetters, operator.F
 // tallyOf counts the outcomes of a redrive.
 func tallyOf(made operator.Outcomes) tally {
 	t := tally{Done: made.Sent() + made.Removed(), Busy: made[operator.OutcomeBusy]}
-	for _, outcome := range []operator.Outcome{operator.OutcomeKeyReused, operator.OutcomeTooOld} {
+	for _, outcome := range []operator.Outcome{operator.OutcomeKeyReused, operator.OutcomeTooOld, operator.OutcomeSagaEnded} {
 		if made[outcome] > 0 {
 			addReason(&t.Refused, outcomeTexts[outcome], made[outcome])
 		}

@@ -67,7 +67,7 @@ func TestAPreviewSaysThatTheSagaHasEnded(t *testing.T) {
 	f.exec(t, `UPDATE {schema}.saga SET status = 'compensated', ended_at = now()`)
 	f.exec(t, `UPDATE {schema}.parked SET n = right((SELECT root::text FROM {schema}.saga), 8) || '-1.1'`)
 	f.exec(t, `UPDATE {schema}.inbox SET n = right((SELECT root::text FROM {schema}.saga), 8) || '-1.1'`)
-	const says = "Its saga has ended: it is compensated. Nobody undoes what the handler does now, so discard the message instead."
+	const says = "Its saga has ended: it is compensated. Nobody would undo what the handler does, so discard the message."
 	id := f.readText(t, "SELECT id::text FROM {schema}.parked")
 	for _, page := range []string{"/change/redrive?side=inbox&id=" + id, "/letter?database=main&schema=" + f.schema + "&side=inbox&id=" + id} {
 		_, text := f.get(t, page)

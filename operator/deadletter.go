@@ -266,8 +266,12 @@ type RedriveOptions struct {
 
 	// Force is for the inbox only. It redrives letters whose step may have run already: the step has no row, and the
 	// letter is older than the rows that retention has removed. An action then runs as if
-	// it had never run, and a compensation as if its action had.
+	// it had never run, and a compensation as if its action had. It also redrives actions of sagas that have ended.
 	Force bool
+
+	// Databases are other databases with orchestrated sagas, for [OutcomeSagaEnded]. The database of the letters is always
+	// searched. A schema or a database that the role may not or cannot read is left out. Default: none.
+	Databases []*pgxpool.Pool
 
 	// Progress is called after each COMMIT with the counts so far. Default: none.
 	Progress func(Outcomes)
@@ -310,8 +314,8 @@ type Preview struct {
 	Outcome Outcome
 	Why     string
 
-	// Ended is how the orchestrated saga of an action has ended; "" if it has not ended, or is not known. A redrive of the
-	// action then does work that nobody undoes.
+	// Ended is how the orchestrated saga of an action has ended; "" if it has not ended, or is not known. A forced redrive
+	// of the action does work that nobody undoes.
 	Ended saga.Status
 }
 
@@ -326,8 +330,7 @@ type PreviewOptions struct {
 	// Force is [RedriveOptions].Force.
 	Force bool
 
-	// Databases are other databases with orchestrated sagas, for Preview.Ended. The database of the letters is always
-	// searched. A schema or a database that the role may not or cannot read is left out. Default: none.
+	// Databases is [RedriveOptions].Databases.
 	Databases []*pgxpool.Pool
 }
 

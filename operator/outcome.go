@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/sagamill/sagamill/internal/inbox"
+	"github.com/sagamill/sagamill/saga"
 )
 
 // An Outcome says what a redrive does with a dead letter.
@@ -29,7 +30,9 @@ const (
 
 	OutcomeKeyReused Outcome = "key-reused" // stays: the identity was used for another payload
 	OutcomeTooOld    Outcome = "too-old"    // stays, unless forced: the step's row is gone, so it may have run already
-	OutcomeBusy      Outcome = "busy"       // stays: its step is locked, for example by its handler; redrive it again
+	// OutcomeSagaEnded: it stays, unless forced. The orchestrated saga of the action has ended, and nobody would undo it.
+	OutcomeSagaEnded Outcome = "saga-ended"
+	OutcomeBusy      Outcome = "busy" // stays: its step is locked, for example by its handler; redrive it again
 )
 
 // Outcomes counts letters by outcome.
@@ -49,7 +52,9 @@ func (o Outcomes) Sent() (n int) {
 func (o Outcomes) Removed() int { return o[OutcomeDuplicate] + o[OutcomeSuperseded] }
 
 // Left is the number of letters that stay dead letters.
-func (o Outcomes) Left() int { return o[OutcomeKeyReused] + o[OutcomeTooOld] + o[OutcomeBusy] }
+func (o Outcomes) Left() int {
+	return o[OutcomeKeyReused] + o[OutcomeTooOld] + o[OutcomeSagaEnded] + o[OutcomeBusy]
+}
 
 func (o Outcomes) addAll(other Outcomes) {
 	for outcome, n := range other {
@@ -77,8 +82,9 @@ type candidate struct {
 	inbox.Kind
 	inbox.Identity
 	digest  []byte
-	written time.Time // when the message was written, or earlier
-	reread  bool      // only its consumer knows whether it can read it now
+	written time.Time   // when the message was written, or earlier
+	reread  bool        // only its consumer knows whether it can read it now
+	ended   saga.Status // how its saga has ended; "": it has not, or that is not known
 
 	// Only a preview sets these.
 	cancelParked bool // option of its step
@@ -94,7 +100,7 @@ type stepStanding struct {
 	moved, forced bool // the row has to be moved to State, or to be inserted
 }
 
-// A policy says how old letters without a row of their step are redriven.
+// A policy says how old letters without a row of their step are redriven, and those of sagas that have ended.
 type policy struct {
 	horizon *time.Time // rows of the inbox from before it may be removed; nil: none is
 	force   bool
@@ -128,6 +134,8 @@ func (s *stepStanding) decideOutcome(l *candidate, p policy) Outcome {
 		return OutcomeUndecodable
 	case !outcome.isSent():
 		return outcome
+	case outcome == OutcomeRun && l.ended != "" && !p.force:
+		return OutcomeSagaEnded
 	}
 	s.moved = s.moved || next.State != s.State
 	s.Cell = next

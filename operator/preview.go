@@ -15,12 +15,14 @@ import (
 	"github.com/sagamill/sagamill/internal/inbox"
 	"github.com/sagamill/sagamill/internal/sqlschema"
 	"github.com/sagamill/sagamill/outbox"
-	"github.com/sagamill/sagamill/saga"
 )
 
 func (d *inboxLetters) previewRedrive(ctx context.Context, filter Filter, o PreviewOptions, each func(Preview) error) (Outcomes, error) {
 	p := &previewer{inboxLetters: d, PreviewOptions: o, counts: Outcomes{}, each: each, known: map[inbox.Identity]*stepStanding{}}
 	args, err := d.filterArgs(ctx, filter, 0)
+	if err == nil {
+		p.sagas, err = findSagas(ctx, d.db, o.Databases)
+	}
 	for i := 0; err == nil && i < len(stages); i++ {
 		args[afterArg] = 0
 		err = p.previewStage(ctx, append(slices.Clip(args), batchSize, stages[i], pageBytes))
@@ -39,9 +41,7 @@ type previewer struct {
 	counts  Outcomes
 	known   map[inbox.Identity]*stepStanding // the steps of the letters so far, as a redrive of those leaves them
 	horizon *time.Time
-
-	sagas []sagaSchema
-	ended map[markedAddress]saga.Status // of the instances of the letters so far; nil: sagas are not known yet
+	sagas   *endedSagas
 }
 
 func (p *previewer) previewStage(ctx context.Context, args []any) error {
@@ -75,7 +75,7 @@ func (p *previewer) previewPage(ctx context.Context, ids []int64) error {
 		return p.learnSteps(ctx, tx, identitiesOf(read))
 	})
 	if err == nil {
-		err = p.learnEnded(ctx, letters)
+		err = p.sagas.learn(ctx, p.db, read)
 	}
 	for i := 0; err == nil && i < len(letters); i++ {
 		err = p.judgeLetter(letters[i], &read[i], why[i])
@@ -120,8 +120,8 @@ func (p *previewer) judgeLetter(l DeadLetter, c *candidate, unreadable error) er
 	case seen.Outcome == OutcomeRun && c.Kind == inbox.Action && step.UndoDigest != nil && step.copies[inbox.Compensation] == nil:
 		seen.Why = whyUndone
 	}
-	if at, ok := instanceOf(&l); ok && seen.Outcome == OutcomeRun && p.ended[at] != "" {
-		seen.Ended = p.ended[at]
+	if c.ended != "" && (seen.Outcome == OutcomeSagaEnded || seen.Outcome == OutcomeRun) {
+		seen.Ended = c.ended
 		seen.Why = fmt.Sprintf("its saga has ended (%s): discard it", seen.Ended)
 	}
 	p.counts[seen.Outcome]++

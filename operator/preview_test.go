@@ -510,7 +510,8 @@ func TestAPlanSaysThatTheSagaHasEnded(t *testing.T) {
 	got := map[string]saga.Status{}
 	_, err := f.letters.Preview(t.Context(), Filter{}, &PreviewOptions{Databases: []*pgxpool.Pool{other.pool, gone, f.pool}}, func(p Preview) error {
 		got[p.Key+" "+p.N] = p.Ended
-		if said := strings.Contains(p.Why, "has ended ("+string(p.Ended)+")"); p.Outcome != OutcomeRun || said != (p.Ended != "") {
+		want := map[bool]Outcome{false: OutcomeRun, true: OutcomeSagaEnded}[p.Ended != ""]
+		if said := strings.Contains(p.Why, "has ended ("+string(p.Ended)+")"); p.Outcome != want || said != (p.Ended != "") {
 			t.Errorf("%s %s: %s, %s", p.Key, p.N, p.Outcome, p.Why)
 		}
 		return nil
@@ -530,5 +531,19 @@ func TestAPlanSaysThatTheSagaHasEnded(t *testing.T) {
 		return nil
 	}); err != nil {
 		t.Error(err)
+	}
+	databases := []*pgxpool.Pool{other.pool, gone}
+	for _, tt := range []struct {
+		opts RedriveOptions
+		want Outcomes
+	}{
+		{RedriveOptions{Databases: databases}, Outcomes{OutcomeRun: 5, OutcomeSagaEnded: 4}},
+		{RedriveOptions{Databases: databases}, Outcomes{OutcomeSagaEnded: 4}},
+		{RedriveOptions{}, Outcomes{OutcomeRun: 1, OutcomeSagaEnded: 3}}, // far is not known to have ended
+		{RedriveOptions{Force: true}, Outcomes{OutcomeRun: 3}},
+	} {
+		if made, err := f.letters.Redrive(t.Context(), Filter{}, &tt.opts); err != nil || !maps.Equal(made, tt.want) {
+			t.Errorf("Redrive with %+v = %v, %v; want %v", tt.opts, made, err, tt.want)
+		}
 	}
 }

@@ -25,10 +25,17 @@ func (d *inboxLetters) redriveLetters(ctx context.Context, filter Filter, o Redr
 	if o.Force {
 		r.what["force"] = "true"
 	}
+	sagas, err := findSagas(ctx, d.db, o.Databases)
+	if err != nil {
+		return r.counts, fmt.Errorf("operator: dead letters: %w", sqlschema.Explain(err))
+	}
 	r.change = func(ctx context.Context, tx pgx.Tx, h *holding) (Outcomes, []int64, error) {
+		if err := sagas.learn(ctx, tx, h.letters); err != nil {
+			return nil, nil, err
+		}
 		return d.redriveHeld(ctx, tx, h, policy{horizon: h.horizon, force: o.Force})
 	}
-	err := r.changeAll(ctx, filter)
+	err = r.changeAll(ctx, filter)
 	return r.counts, err
 }
 
@@ -292,7 +299,7 @@ func (d *inboxLetters) redriveHeld(ctx context.Context, tx pgx.Tx, h *holding, p
 			sent = append(sent, l.id)
 		case outcome == OutcomeKeyReused:
 			reused = append(reused, l.id)
-		case outcome != OutcomeTooOld:
+		case outcome != OutcomeTooOld && outcome != OutcomeSagaEnded:
 			dropped = append(dropped, l.id)
 		}
 	}

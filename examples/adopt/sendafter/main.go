@@ -11,6 +11,7 @@ import (
 	"syscall"
 
 	"github.com/ThreeDotsLabs/watermill-amqp/v3/pkg/amqp"
+	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
@@ -21,6 +22,7 @@ import (
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
+	context.AfterFunc(ctx, stop) // a second signal ends the process while it waits for names
 	config := amqp.NewDurableQueueConfig(os.Getenv("AMQP_URL"))
 	db, err := pgxpool.New(ctx, os.Getenv("DATABASE_URL"))
 	if err != nil {
@@ -46,7 +48,7 @@ func main() {
 				return err
 			}
 			return writer.Write(ctx, tx, outbox.Message{
-				Topic: os.Getenv("TOPIC"), Scope: "greeter", Key: names.Text(), Step: "greet", Payload: []byte("hello " + names.Text()), ContentType: "text/plain",
+				Topic: os.Getenv("TOPIC"), Scope: "greeter", Key: uuid.NewString(), Step: "greet", Payload: []byte("hello " + names.Text()), ContentType: "text/plain",
 			})
 		})
 		if err != nil {

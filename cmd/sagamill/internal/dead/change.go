@@ -102,7 +102,7 @@ func printPlan(ctx context.Context, c *cli.Call, t *cli.Target, d *operator.Dead
 func deadRedrive(ctx context.Context, c *cli.Call) error {
 	change := addChange(c)
 	rate := c.AddRateFlag("messages")
-	force := c.Flags.Bool("force", false, "redrive also old messages whose step may have run already: the inbox row that would show this may have been removed")
+	force := c.Flags.Bool("force", false, "redrive also old messages whose step may have run already, because the inbox row that would show this may have been removed, and actions of sagas that have ended")
 	if err := c.ParseDatabaseFlags(); err != nil {
 		return err
 	}
@@ -160,6 +160,9 @@ func judgeRedrive(c *cli.Call, o operator.Outcomes, ids int) error {
 	}
 	if n := o[operator.OutcomeTooOld]; n > 0 {
 		fmt.Fprintf(c.Stderr, "too old: %d, older than what is known of steps, so that they may have run: -force runs them all the same\n", n)
+	}
+	if n := o[operator.OutcomeSagaEnded]; n > 0 {
+		fmt.Fprintf(c.Stderr, "left because their sagas have ended: %d; discard them, for nobody would undo what -force runs\n", n)
 	}
 	if n := o[operator.OutcomeBusy]; n > 0 {
 		return fmt.Errorf("left out because their steps are at work: %d; say it again", n)

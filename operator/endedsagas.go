@@ -1,0 +1,114 @@
+package operator
+
+import (
+	"context"
+	"slices"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/sagamill/sagamill/internal/flow"
+	"github.com/sagamill/sagamill/internal/inbox"
+	"github.com/sagamill/sagamill/internal/sqlschema"
+	"github.com/sagamill/sagamill/migrations"
+	"github.com/sagamill/sagamill/saga"
+)
+
+// sqlReadEnded reads which of the instances at $1, $2, $3 have ended, and how.
+const sqlReadEnded = `
+SELECT scope, key, path, root::text, status FROM {schema}.saga
+WHERE ended_at IS NOT NULL AND (scope, key, path) IN (SELECT * FROM unnest($1::text[], $2::text[], $3::text[]))`
+
+// An endedSagas finds out which of the orchestrated sagas that letters belong to have ended. An instance that has ended
+// does not go on, so what is found stays true.
+type endedSagas struct {
+	db      *pgxpool.Pool // of the letters
+	schemas []sagaSchema
+	ended   map[markedAddress]saga.Status
+}
+
+// A sagaSchema is a schema with instances.
+type sagaSchema struct {
+	db           *pgxpool.Pool
+	sqlReadEnded string
+}
+
+// A markedAddress is the address of an instance, with the mark of its saga: another service may use the same address.
+type markedAddress struct {
+	Address
+	mark string
+}
+
+// findSagas returns the schemas with instances that the role may read, in db and in others. Another database that cannot
+// be read is left out.
+func findSagas(ctx context.Context, db *pgxpool.Pool, others []*pgxpool.Pool) (*endedSagas, error) {
+	e := &endedSagas{db: db, ended: map[markedAddress]saga.Status{}}
+	all := append([]*pgxpool.Pool{db}, slices.DeleteFunc(slices.Clone(others), func(other *pgxpool.Pool) bool { return other == db })...)
+	for _, at := range all {
+		schemas, err := migrations.Schemas(ctx, at)
+		if err != nil && at == db {
+			return nil, err
+		}
+		for _, s := range schemas {
+			if s.Sagas && len(s.SagasDenied) == 0 {
+				e.schemas = append(e.schemas, sagaSchema{at, newInstanceQueries(s.Name).readEnded})
+			}
+		}
+	}
+	return e, nil
+}
+
+// instanceOf returns the address of the instance that waits for the action l, if its n says that there is one.
+func instanceOf(l *candidate) (at markedAddress, ok bool) {
+	if l.Kind != inbox.Action {
+		return at, false
+	}
+	mark, to, err := parseSagaN(l.N)
+	return markedAddress{Address{Scope: l.Scope, Key: l.Key, Path: to.Path}, mark}, err == nil
+}
+
+// A beginner is a pool or a transaction.
+type beginner interface {
+	Begin(ctx context.Context) (pgx.Tx, error)
+}
+
+// learn finds out which of the sagas of letters have ended, and sets that in each. It reads the database of the letters
+// in tx, which is a transaction or the pool. A schema that has been dropped meanwhile is left out.
+func (e *endedSagas) learn(ctx context.Context, tx beginner, letters []candidate) error {
+	var scopes, keys, paths []string
+	for i := range letters {
+		if at, ok := instanceOf(&letters[i]); ok {
+			scopes, keys, paths = append(scopes, at.Scope), append(keys, at.Key), append(paths, at.Path)
+		}
+	}
+	if len(scopes) == 0 {
+		return nil
+	}
+	for _, s := range e.schemas {
+		db := tx
+		if s.db != e.db {
+			db = s.db
+		}
+		err := pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error { // a savepoint within a transaction
+			rows, _ := tx.Query(ctx, s.sqlReadEnded, scopes, keys, paths)
+			var at markedAddress
+			var root string
+			var status saga.Status
+			_, err := pgx.ForEachRow(rows, []any{&at.Scope, &at.Key, &at.Path, &root, &status}, func() error {
+				at.mark = flow.MarkOf(root)
+				e.ended[at] = status
+				return nil
+			})
+			return err
+		})
+		if err != nil && s.db == e.db && !sqlschema.Missing(err) {
+			return err
+		}
+	}
+	for i := range letters {
+		if at, ok := instanceOf(&letters[i]); ok {
+			letters[i].ended = e.ended[at]
+		}
+	}
+	return nil
+}
