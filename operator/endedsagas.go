@@ -2,9 +2,12 @@ package operator
 
 import (
 	"context"
+	"errors"
 	"slices"
+	"strconv"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/sagamill/sagamill/internal/flow"
@@ -73,7 +76,8 @@ type beginner interface {
 }
 
 // learn finds out which of the sagas of letters have ended, and sets that in each. It reads the database of the letters
-// in tx, which is a transaction or the pool. A schema that has been dropped meanwhile is left out.
+// in tx, which is a transaction or the pool. A schema that was dropped meanwhile, or has other tables, is left out. If a
+// schema is locked for longer than lockPatience, that is an error, and the letters stay.
 func (e *endedSagas) learn(ctx context.Context, tx beginner, letters []candidate) error {
 	var scopes, keys, paths []string
 	for i := range letters {
@@ -90,6 +94,9 @@ func (e *endedSagas) learn(ctx context.Context, tx beginner, letters []candidate
 			db = s.db
 		}
 		err := pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error { // a savepoint within a transaction
+			if _, err := tx.Exec(ctx, sqlLimitLocks, strconv.FormatInt(lockPatience.Milliseconds(), 10)); err != nil {
+				return err
+			}
 			rows, _ := tx.Query(ctx, s.sqlReadEnded, scopes, keys, paths)
 			var at markedAddress
 			var root string
@@ -101,7 +108,7 @@ func (e *endedSagas) learn(ctx context.Context, tx beginner, letters []candidate
 			})
 			return err
 		})
-		if err != nil && s.db == e.db && !sqlschema.Missing(err) {
+		if err != nil && s.db == e.db && !sqlschema.Missing(err) && !isForeign(err) {
 			return err
 		}
 	}
@@ -111,4 +118,10 @@ func (e *endedSagas) learn(ctx context.Context, tx beginner, letters []candidate
 		}
 	}
 	return nil
+}
+
+// isForeign reports whether err means that the tables of a schema are not those of this binary, or not for this role.
+func isForeign(err error) bool {
+	var e *pgconn.PgError
+	return errors.As(err, &e) && slices.Contains([]string{"42703", "42501"}, e.Code)
 }

@@ -45,7 +45,6 @@ func TestTheLogIsSearchedByItsIndex(t *testing.T) {
 			"('acme', 'k777', 1000)": locate.locate,
 			"('', '', '', 'k777', '', NULL, '', 9223372036854775807, 100)":          read.listLog,
 			"('', '', '', '', '', " + id + ", '', 9223372036854775807, 100)":        read.listLog,
-			"(" + id + ", '018f0000-0000-7000-8000-000000000777', 50)":              read.findMessageID,
 			"(" + id + ", 'corr777', 50)":                                           read.findMessages,
 			"(NULL, 'cause777', 50)":                                                read.findMessages,
 			"('', '', 'acme', 'k777', '', NULL, '', 9223372036854775807, 100)":      read.listLog,

@@ -122,7 +122,7 @@ func (p *previewer) judgeLetter(l DeadLetter, c *candidate, unreadable error) er
 	}
 	if c.ended != "" && (seen.Outcome == OutcomeSagaEnded || seen.Outcome == OutcomeRun) {
 		seen.Ended = c.ended
-		seen.Why = fmt.Sprintf("its saga has ended (%s): discard it", seen.Ended)
+		seen.Why = fmt.Sprintf("its saga has ended (%s), and nobody would undo it", seen.Ended)
 	}
 	p.counts[seen.Outcome]++
 	if p.each == nil {

@@ -492,6 +492,8 @@ func TestAPlanSaysThatTheSagaHasEnded(t *testing.T) {
 	other.exec(t, sqlBegin, "far", "", "compensated", root)
 	gone := pgtest.Pool(t, pgtest.URL())
 	gone.Close()
+	_, strange := pgtest.NewSchema(t) // of another service, with other tables
+	f.exec(t, "ALTER TABLE "+strange+".saga RENAME COLUMN root TO other")
 	letters := []struct {
 		key, n, kind string
 		want         saga.Status

@@ -208,15 +208,11 @@ ORDER BY i.path = '' DESC, i.started_at DESC, i.scope, i.key, i.path LIMIT $3`
 // the id $1.
 const sqlFindMessages = `
 SELECT DISTINCT scope, key, type, id, message_id::text FROM (
-	SELECT ` + messageColumns + ` FROM {schema}.outbox_held WHERE {wanted}
+	SELECT ` + messageColumns + ` FROM {schema}.outbox_held WHERE ` + sqlWantedMessage + `
 	UNION ALL {leaves}) found
 ORDER BY id LIMIT $3`
 
 const sqlWantedMessage = `(key = $2 OR correlation_id = $2 OR causation_id = $2 OR message_id = $1::uuid)`
-
-// sqlFindMessageIDLeaf finds the message with the id $1 of sqlFindMessages, by the index outbox_search.
-const sqlFindMessageIDLeaf = `
-	SELECT ` + loggedColumns + ` FROM {schema}.{leaf} m WHERE message_id = $1::uuid AND $2::text <> ''`
 
 // sqlFindMessagesLeaf needs no complete correlation_id: where it is left out, it is the causation_id or the message_id.
 const sqlFindMessagesLeaf = `
@@ -229,11 +225,11 @@ WHERE message_id = convert_to($1, 'UTF8') OR convert_to($1, 'UTF8') = ANY (heade
 
 // readerQueries are the statements of a Reader for a schema.
 type readerQueries struct {
-	listStored, listLog, listHeld, readMessage, listWaitingKeys, readFlow     string
-	listSent, listReceived, listPlans                                         string
-	findRequests, findRequestsSized                                           string
-	listMessageActivity, listSagaActivity                                     string
-	findInstances, findID, findMessageID, findMessages, findParked, findSteps string
+	listStored, listLog, listHeld, readMessage, listWaitingKeys, readFlow string
+	listSent, listReceived, listPlans                                     string
+	findRequests, findRequestsSized                                       string
+	listMessageActivity, listSagaActivity                                 string
+	findInstances, findID, findMessages, findParked, findSteps            string
 }
 
 func newReaderQueries(schema string) readerQueries {
@@ -246,7 +242,7 @@ func newReaderQueries(schema string) readerQueries {
 		listSent: leaves(sqlListSent, sqlSentLeaf), listReceived: bind(sqlListReceived), listPlans: bind(sqlListPlans),
 		findRequests: sized("NULL::bigint"), findRequestsSized: sized("octet_length(resp_body)::bigint"),
 		listMessageActivity: bind(sqlListMessageActivity), listSagaActivity: bind(sqlListSagaActivity),
-		findInstances: bind(strings.ReplaceAll(sqlFindInstances, "{table}", "saga")), findID: bind(sqlFindID), findMessageID: leaves(strings.ReplaceAll(sqlFindMessages, "{wanted}", "message_id = $1::uuid"), sqlFindMessageIDLeaf), findMessages: leaves(strings.ReplaceAll(sqlFindMessages, "{wanted}", sqlWantedMessage), sqlFindMessagesLeaf),
+		findInstances: bind(strings.ReplaceAll(sqlFindInstances, "{table}", "saga")), findID: bind(sqlFindID), findMessages: leaves(sqlFindMessages, sqlFindMessagesLeaf),
 		findParked: bind(sqlFindParkedMessages), findSteps: bind(strings.ReplaceAll(sqlLocateSteps, "{table}", "inbox")),
 	}
 }

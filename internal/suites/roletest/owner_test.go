@@ -177,6 +177,21 @@ func TestNoRowPaysForTheSearchOfTheLog(t *testing.T) {
 		}
 	}
 	check("after the migration")
+	url := i.Server.URLOf(i.app)
+	if err := migrations.Down(t.Context(), url, i.Schema, 6); err != nil {
+		t.Fatal(err)
+	}
+	i.Exec(t, sqlschema.Bind(i.Schema, `INSERT INTO {schema}.outbox (message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id, content_type, payload, leaf)
+		SELECT gen_random_uuid(), 't', '', 's', 'k', '', '', '', '', '', '', repeat('x', 400)::bytea, 1 FROM generate_series(1, 4000)`))
+	if err := migrations.Up(t.Context(), url, i.Schema); err != nil {
+		t.Fatal(err)
+	}
+	var first, last int
+	err := i.Admin.QueryRow(t.Context(), `SELECT brin_summarize_range(indexrelid, 0), brin_summarize_range(indexrelid, pg_relation_size(indrelid) / 8192 - 1)
+		FROM pg_index JOIN pg_class c ON c.oid = indexrelid JOIN pg_am a ON a.oid = relam WHERE amname = 'brin' AND indrelid = $1::text::regclass`, i.Schema+".outbox_1").Scan(&first, &last)
+	if err != nil || first != 0 || last != 1 {
+		t.Errorf("of a log with rows, the migration leaves %d full ranges without a summary, and %d last ranges, %v; want 0, 1", first, last, err)
+	}
 	if err := i.try(t, i.pool, i.SQL(t)); err != nil {
 		t.Fatal(err)
 	}

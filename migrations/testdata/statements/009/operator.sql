@@ -798,31 +798,6 @@ SELECT i.scope, i.key, i.path, i.name, i.id::text, i.status FROM scopes s CROSS 
 	SELECT scope, key, path, name, id, status, started_at FROM {schema}.saga
 	WHERE scope = s.scope AND key = $2 AND ($4::uuid IS NULL OR id = $4 OR root = $4) ORDER BY scope, key, path LIMIT $3) i
 ORDER BY i.path = '' DESC, i.started_at DESC, i.scope, i.key, i.path LIMIT $3
----- readerQueries.findMessageID
-
-SELECT DISTINCT scope, key, type, id, message_id::text FROM (
-	SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id FROM {schema}.outbox_held WHERE message_id = $1::uuid
-	UNION ALL 
-	SELECT id, message_id, topic, coalesce(nullif(m.type, ''), m.topic) AS type, scope, key, step, n, CASE left(m.ordering_key, 1) WHEN '' THEN m.scope || E'\x1f' || m.key
-		WHEN E'\x1f' THEN m.scope || E'\x1f' || m.key || m.ordering_key
-		WHEN E'\x1e' THEN substr(m.ordering_key, 2) ELSE m.ordering_key END AS ordering_key,
-		coalesce(nullif(m.correlation_id, ''), nullif(m.causation_id, ''), m.message_id::text) AS correlation_id, causation_id FROM {schema}.outbox_0 m WHERE message_id = $1::uuid AND $2::text <> ''
-UNION ALL
-	SELECT id, message_id, topic, coalesce(nullif(m.type, ''), m.topic) AS type, scope, key, step, n, CASE left(m.ordering_key, 1) WHEN '' THEN m.scope || E'\x1f' || m.key
-		WHEN E'\x1f' THEN m.scope || E'\x1f' || m.key || m.ordering_key
-		WHEN E'\x1e' THEN substr(m.ordering_key, 2) ELSE m.ordering_key END AS ordering_key,
-		coalesce(nullif(m.correlation_id, ''), nullif(m.causation_id, ''), m.message_id::text) AS correlation_id, causation_id FROM {schema}.outbox_1 m WHERE message_id = $1::uuid AND $2::text <> ''
-UNION ALL
-	SELECT id, message_id, topic, coalesce(nullif(m.type, ''), m.topic) AS type, scope, key, step, n, CASE left(m.ordering_key, 1) WHEN '' THEN m.scope || E'\x1f' || m.key
-		WHEN E'\x1f' THEN m.scope || E'\x1f' || m.key || m.ordering_key
-		WHEN E'\x1e' THEN substr(m.ordering_key, 2) ELSE m.ordering_key END AS ordering_key,
-		coalesce(nullif(m.correlation_id, ''), nullif(m.causation_id, ''), m.message_id::text) AS correlation_id, causation_id FROM {schema}.outbox_2 m WHERE message_id = $1::uuid AND $2::text <> ''
-UNION ALL
-	SELECT id, message_id, topic, coalesce(nullif(m.type, ''), m.topic) AS type, scope, key, step, n, CASE left(m.ordering_key, 1) WHEN '' THEN m.scope || E'\x1f' || m.key
-		WHEN E'\x1f' THEN m.scope || E'\x1f' || m.key || m.ordering_key
-		WHEN E'\x1e' THEN substr(m.ordering_key, 2) ELSE m.ordering_key END AS ordering_key,
-		coalesce(nullif(m.correlation_id, ''), nullif(m.causation_id, ''), m.message_id::text) AS correlation_id, causation_id FROM {schema}.outbox_other m WHERE message_id = $1::uuid AND $2::text <> '') found
-ORDER BY id LIMIT $3
 ---- readerQueries.findMessages
 
 SELECT DISTINCT scope, key, type, id, message_id::text FROM (
