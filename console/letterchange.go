@@ -66,7 +66,7 @@ var letterChanges = map[string]letterVerbKind{
 	"redrive": {"Redrive", operator.StateDead, "", RoleOperator, "Each message is retried with all its attempts, and actions before compensations. A message whose step is done is removed. " +
 		"A message of the outbox is published again, after later messages of its ordering key.", previewRedrive, redrive(false), false, false},
 	forcedRedrive: {"Force the redrive of", operator.StateDead, operator.Inbox, RoleAdmin, "Messages that are too old are redriven too: the inbox no longer knows whether their steps have run, so these may run a second time. " +
-		"Make sure first that they have not run. Each message is retried with all its attempts, and actions before compensations. This cannot be undone.", previewRedrive, redrive(true), true, true},
+		"Make sure first that they have not run. Actions of sagas that have ended are redriven too, and nobody undoes them. Each message is retried with all its attempts, and actions before compensations. This cannot be undone.", previewRedrive, redrive(true), true, true},
 	"discard": {"Discard", operator.StateDead, "", RoleAdmin, "The messages are removed permanently and never run. The saga of a message waits until its deadline. This cannot be undone.",
 		previewLetters, applyDiscard, true, false},
 	"retry": {"Retry now", operator.StateRetrying, operator.Inbox, RoleOperator, "Each message is due at once. Its attempts stay counted. A message that runs at this moment is left alone.",

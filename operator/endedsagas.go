@@ -22,12 +22,11 @@ const sqlReadEnded = `
 SELECT scope, key, path, root::text, status FROM {schema}.saga
 WHERE ended_at IS NOT NULL AND (scope, key, path) IN (SELECT * FROM unnest($1::text[], $2::text[], $3::text[]))`
 
-// An endedSagas finds out which of the orchestrated sagas that letters belong to have ended. An instance that has ended
-// does not go on, so what is found stays true.
+// An endedSagas finds out which of the orchestrated sagas that letters belong to have ended. An ended instance never goes
+// on, so no lock is needed.
 type endedSagas struct {
 	db      *pgxpool.Pool // of the letters
 	schemas []sagaSchema
-	ended   map[markedAddress]saga.Status
 }
 
 // A sagaSchema is a schema with instances.
@@ -45,7 +44,7 @@ type markedAddress struct {
 // findSagas returns the schemas with instances that the role may read, in db and in others. Another database that cannot
 // be read is left out.
 func findSagas(ctx context.Context, db *pgxpool.Pool, others []*pgxpool.Pool) (*endedSagas, error) {
-	e := &endedSagas{db: db, ended: map[markedAddress]saga.Status{}}
+	e := &endedSagas{db: db}
 	all := append([]*pgxpool.Pool{db}, slices.DeleteFunc(slices.Clone(others), func(other *pgxpool.Pool) bool { return other == db })...)
 	for _, at := range all {
 		schemas, err := migrations.Schemas(ctx, at)
@@ -88,6 +87,7 @@ func (e *endedSagas) learn(ctx context.Context, tx beginner, letters []candidate
 	if len(scopes) == 0 {
 		return nil
 	}
+	ended := map[markedAddress]saga.Status{}
 	for _, s := range e.schemas {
 		db := tx
 		if s.db != e.db {
@@ -103,7 +103,7 @@ func (e *endedSagas) learn(ctx context.Context, tx beginner, letters []candidate
 			var status saga.Status
 			_, err := pgx.ForEachRow(rows, []any{&at.Scope, &at.Key, &at.Path, &root, &status}, func() error {
 				at.mark = flow.MarkOf(root)
-				e.ended[at] = status
+				ended[at] = status
 				return nil
 			})
 			return err
@@ -114,7 +114,7 @@ func (e *endedSagas) learn(ctx context.Context, tx beginner, letters []candidate
 	}
 	for i := range letters {
 		if at, ok := instanceOf(&letters[i]); ok {
-			letters[i].ended = e.ended[at]
+			letters[i].ended = ended[at]
 		}
 	}
 	return nil

@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/sagamill/sagamill/consumer"
@@ -534,7 +535,12 @@ func TestAPlanSaysThatTheSagaHasEnded(t *testing.T) {
 	}); err != nil {
 		t.Error(err)
 	}
-	databases := []*pgxpool.Pool{other.pool, gone}
+	f.redriveEnded(t, []*pgxpool.Pool{other.pool, gone})
+}
+
+// redriveEnded redrives five letters that run and four of sagas that have ended, one of them in another database.
+func (f *letterFixture) redriveEnded(t *testing.T, databases []*pgxpool.Pool) {
+	t.Helper()
 	for _, tt := range []struct {
 		opts RedriveOptions
 		want Outcomes
@@ -547,5 +553,34 @@ func TestAPlanSaysThatTheSagaHasEnded(t *testing.T) {
 		if made, err := f.letters.Redrive(t.Context(), Filter{}, &tt.opts); err != nil || !maps.Equal(made, tt.want) {
 			t.Errorf("Redrive with %+v = %v, %v; want %v", tt.opts, made, err, tt.want)
 		}
+	}
+}
+
+// While the instances are locked, for example by a migration, a plan fails after a second, and a redrive leaves the letter.
+func TestLockedSagasAreNotWaitedFor(t *testing.T) {
+	t.Parallel()
+	url := pgtest.DirectDatabase(t) // a lock would stop the plans of other tests
+	if err := migrations.Up(t.Context(), url, "alone"); err != nil {
+		t.Fatal(err)
+	}
+	f := &fixture{pool: pgtest.Pool(t, url), schema: "alone"}
+	f.exec(t, `INSERT INTO {schema}.inbox (scope, key, step, n, state, digest) VALUES ('tenant', 'k', 'pay', $1, 'dead', sha256('{}'))`, flow.Mark(uuid.NewString(), "1.1"))
+	f.exec(t, `INSERT INTO {schema}.parked (state, kind, scope, key, step, n, topic, message_id, header_names, header_values, payload, reason, due_at)
+		SELECT 'dead', 'action', scope, key, step, n, 'pay', 'm', '{}', '{}', '{}', 'terminal', now() FROM {schema}.inbox`)
+	tx, err := f.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback(context.WithoutCancel(t.Context()))
+	if _, err := tx.Exec(t.Context(), "LOCK TABLE alone.saga IN ACCESS EXCLUSIVE MODE"); err != nil {
+		t.Fatal(err)
+	}
+	d := letters(t, f, Inbox)
+	var refused *pgconn.PgError
+	if _, err := d.Preview(t.Context(), Filter{}, nil, nil); !errors.As(err, &refused) || refused.Code != lockNotAvailable {
+		t.Errorf("a plan = %v, want %s", err, lockNotAvailable)
+	}
+	if made, err := d.Redrive(t.Context(), Filter{}, nil); err != nil || !maps.Equal(made, Outcomes{OutcomeBusy: 1}) {
+		t.Errorf("a redrive = %v, %v; want one busy", made, err)
 	}
 }

@@ -79,9 +79,6 @@ func (r *Reader) Search(ctx context.Context, text string) (found Search, err err
 		var status string
 		return row.Scan(&m.Scope, &m.Key, &m.Path, &m.Name, &m.UUID, &status)
 	}
-	scanMessage := func(row pgx.CollectableRow, m *Match) error {
-		return row.Scan(&m.Scope, &m.Key, &m.Name, &m.ID, &m.UUID)
-	}
 	look(MatchInstance, r.sql.findInstances, scanInstance, "", text, maxMatches, nil)
 	if id != nil && len(found.Matches) == 0 {
 		if at, ok := r.findInstanceID(ctx, *id, &found); ok {
@@ -103,7 +100,9 @@ func (r *Reader) Search(ctx context.Context, text string) (found Search, err err
 		return found, ctx.Err()
 	}
 	read = r.readBySearch
-	look(MatchMessage, r.sql.findMessages, scanMessage, id, text, maxMatches)
+	look(MatchMessage, r.sql.findMessages, func(row pgx.CollectableRow, m *Match) error {
+		return row.Scan(&m.Scope, &m.Key, &m.Name, &m.ID, &m.UUID)
+	}, id, text, maxMatches)
 	read = r.read
 	look(MatchParked, r.sql.findParked, func(row pgx.CollectableRow, m *Match) error {
 		return row.Scan(&m.Scope, &m.Key, &m.Name, &m.ID)
