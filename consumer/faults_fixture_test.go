@@ -146,36 +146,41 @@ func (y yardConfig) enter(key, what string) error {
 // unmarked hides what a subscriber knows of redeliveries.
 type unmarked struct{ message.Subscriber }
 
-// run consumes until ctx ends.
-func (y yardConfig) run(ctx context.Context, log *slog.Logger) error {
+// open returns a consumer, and what runs it until a context ends.
+func (y yardConfig) open(ctx context.Context, log *slog.Logger) (*Consumer, func(context.Context) error, error) {
 	config, err := pgxpool.ParseConfig(pgtest.URL())
 	if err != nil {
-		return err
+		return nil, nil, err
 	}
 	config.MaxConns = yardConns
 	pool, err := pgxpool.NewWithConfig(ctx, config)
 	if err != nil {
-		return err
+		return nil, nil, err
 	}
-	defer pool.Close()
-	var sub message.Subscriber
-	sub, err = rabbitmq.NewSubscriber(y.topology(), &rabbitmq.SubscriberOptions{NackDelay: soon, Logger: log})
+	amqp, err := rabbitmq.NewSubscriber(y.topology(), &rabbitmq.SubscriberOptions{NackDelay: soon, Logger: log})
 	if err != nil {
-		return err
+		pool.Close()
+		return nil, nil, err
 	}
-	defer sub.Close()
+	var sub message.Subscriber = amqp
 	if y.Unmarked {
 		sub = unmarked{sub}
 	}
 	c, err := New(pool, sub, []Step{y.step()}, &Options{Schema: y.Schema, Lanes: 2, ParkedWorkers: 2, ParkedPoll: soon, Logger: log})
 	if err != nil {
+		amqp.Close()
+		pool.Close()
+		return nil, nil, err
+	}
+	return c, func(ctx context.Context) error {
+		defer pool.Close()
+		defer amqp.Close()
+		err := c.Run(ctx)
+		if ctx.Err() != nil && errors.Is(err, ctx.Err()) {
+			return nil // it had not subscribed yet
+		}
 		return err
-	}
-	err = c.Run(ctx)
-	if ctx.Err() != nil && errors.Is(err, ctx.Err()) {
-		return nil // it had not subscribed yet
-	}
-	return err
+	}, nil
 }
 
 // serveYard is the main of a process on a yard.
@@ -186,7 +191,11 @@ func serveYard(text string) error {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
-	return config.run(ctx, slog.Default())
+	_, run, err := config.open(ctx, slog.Default())
+	if err != nil {
+		return err
+	}
+	return run(ctx)
 }
 
 // start starts a process that f is to strike.
@@ -202,11 +211,16 @@ func (y *yard) start(t *testing.T, f faulttest.Fault, unmarked bool) *faulttest.
 }
 
 // takeOver runs a consumer in this process until the returned function is called.
-func (y *yard) takeOver(t *testing.T) (stop func()) {
+func (y *yard) takeOver(t *testing.T) (c *Consumer, stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
+	c, run, err := y.config.open(ctx, slog.New(slog.DiscardHandler))
+	if err != nil {
+		cancel()
+		t.Fatal(err)
+	}
 	ended := make(chan error, 1)
-	go func() { ended <- y.config.run(ctx, slog.New(slog.DiscardHandler)) }()
+	go func() { ended <- run(ctx) }()
 	stopped := false
 	stop = func() {
 		if stopped {
@@ -219,7 +233,23 @@ func (y *yard) takeOver(t *testing.T) (stop func()) {
 		}
 	}
 	t.Cleanup(stop)
-	return stop
+	return c, stop
+}
+
+// settledBy returns how many messages c has settled: it acks them, also if it is stopped.
+func settledBy(c *Consumer) (n int) {
+	counters := c.Counters()
+	for _, count := range counters.Rejected {
+		n += int(count)
+	}
+	for _, step := range counters.Steps {
+		for outcome, count := range step.Outcomes {
+			if outcome != OutcomeUndecided && outcome != OutcomeUndone {
+				n += int(count)
+			}
+		}
+	}
+	return n
 }
 
 func (y *yard) publish(t *testing.T, msgs []*message.Message) {
@@ -292,16 +322,15 @@ func (y *yard) comesTo(t *testing.T, want scene, said func() string) {
 	})
 }
 
-// empty waits until the queue holds no message, and no consumer has one of it in hand.
-func (y *yard) empty(t *testing.T) bool {
+// waiting returns how many messages wait once no consumer has any in hand.
+func (y *yard) waiting(t *testing.T) (n int) {
 	t.Helper()
-	waiting := 0
 	faulttest.Await(t, "the queue has no consumers", func() bool {
-		n, consumers := y.queued(t)
-		waiting = n
+		waiting, consumers := y.queued(t)
+		n = waiting
 		return consumers == 0
 	}, nil)
-	return waiting == 0
+	return n
 }
 
 // withinBudget fails the test if a handler was entered more often than one fault can

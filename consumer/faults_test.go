@@ -98,19 +98,19 @@ func (y *yard) strike(t *testing.T, f faulttest.Fault, w way) {
 	case "kill":
 		faulttest.AtRest(t, y.pool, y.schema)
 		y.expire(t)
-		stop = y.takeOver(t)
+		_, stop = y.takeOver(t)
 	case "error":
 		faulttest.AtRest(t, y.pool, y.schema)
 		y.expire(t)
 	case "delay": // for so long that the broker delivers to another one
 		y.cut(w)
 		y.expire(t)
-		stop = y.takeOver(t)
+		_, stop = y.takeOver(t)
 	case "stop": // until the broker, the database and the lease have given it up
 		y.cut(w)
 		faulttest.EndIdle(t, y.pool, y.schema, "")
 		y.expire(t)
-		stop = y.takeOver(t)
+		_, stop = y.takeOver(t)
 		y.comesTo(t, w.want, v.Said)
 		v.Continue()
 	default:
@@ -132,29 +132,24 @@ func (y *yard) cut(w way) {
 	}
 }
 
-// finish lets another consumer have what has come back, and judges.
+// finish lets another consumer have what has come back, and judges. A consumer that stops gives back what it has not
+// begun, so the other one settles that first.
 func (y *yard) finish(t *testing.T, w way) {
 	t.Helper()
-	for range maxGivenBack {
-		if y.empty(t) {
-			break
-		}
-		stop := y.takeOver(t)
-		y.comesTo(t, w.want, nothing)
+	if given := y.waiting(t); given > 0 {
+		c, stop := y.takeOver(t)
+		faulttest.Await(t, "what was given back is settled", func() bool { return settledBy(c) >= given }, nil)
 		stop()
 	}
-	if !y.empty(t) {
-		t.Error("there are messages that nobody acks")
+	if n := y.waiting(t); n > 0 {
+		t.Errorf("%d messages that nobody acks", n)
 	}
+	y.comesTo(t, w.want, nothing)
 	y.consume(t, false, w.late...)
 	y.comesTo(t, w.want, nothing)
 	y.withinBudget(t)
 	faulttest.AtRest(t, y.pool, y.schema)
 }
-
-// maxGivenBack is how many consumers one after the other may leave with a message in
-// hand: the one that is struck, and those that take over.
-const maxGivenBack = 3
 
 func nothing() string { return "nothing" }
 
