@@ -106,7 +106,7 @@ func (r *Reader) Search(ctx context.Context, text string) (found Search, err err
 	read = r.read
 	look(MatchParked, r.sql.findParked, func(row pgx.CollectableRow, m *Match) error {
 		return row.Scan(&m.Scope, &m.Key, &m.Name, &m.ID)
-	}, text, maxMatches)
+	}, []byte(text), maxMatches)
 	return found, ctx.Err()
 }
 

@@ -218,10 +218,11 @@ const sqlWantedMessage = `(key = $2 OR correlation_id = $2 OR causation_id = $2 
 const sqlFindMessagesLeaf = `
 	SELECT ` + loggedColumns + ` FROM {schema}.{leaf} m WHERE ` + sqlWantedMessage
 
-// sqlFindParkedMessages finds up to $2 parked messages with the id $1.
+// sqlFindParkedMessages finds up to $2 parked messages with the id $1. It gets bytes: PostgreSQL would convert a text anew
+// for each row.
 const sqlFindParkedMessages = `
 SELECT coalesce(scope, ''), coalesce(key, ''), coalesce(step, ''), id FROM {schema}.parked
-WHERE message_id = convert_to($1, 'UTF8') OR convert_to($1, 'UTF8') = ANY (header_values) ORDER BY id LIMIT $2`
+WHERE message_id = $1::bytea OR $1::bytea = ANY (header_values) ORDER BY id LIMIT $2`
 
 // readerQueries are the statements of a Reader for a schema.
 type readerQueries struct {

@@ -826,7 +826,7 @@ ORDER BY id LIMIT $3
 ---- readerQueries.findParked
 
 SELECT coalesce(scope, ''), coalesce(key, ''), coalesce(step, ''), id FROM {schema}.parked
-WHERE message_id = convert_to($1, 'UTF8') OR convert_to($1, 'UTF8') = ANY (header_values) ORDER BY id LIMIT $2
+WHERE message_id = $1::bytea OR $1::bytea = ANY (header_values) ORDER BY id LIMIT $2
 ---- readerQueries.findRequests
 
 WITH RECURSIVE spaces AS (
