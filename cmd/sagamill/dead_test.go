@@ -355,6 +355,13 @@ func TestDeadEdit(t *testing.T) {
 	if out, _ := f.run(t, 0, "dead", "plan", "-id", "1,3"); !strings.Contains(out, "undecodable") || !strings.Contains(out, "unread") {
 		t.Errorf("a plan of what was edited:\n%s", out)
 	}
+	whole, _ := f.run(t, 0, "dead", "plan", "-older", "0s")
+	if out, _ := f.run(t, 0, "dead", "plan", "-all", "-older", "0s"); out != whole || !strings.Contains(out, "undecodable") {
+		t.Errorf("a plan with the flags of a redrive:\n%s\nwant\n%s", out, whole)
+	}
+	if _, problem := f.run(t, 1, "dead", "plan", "-all"); !strings.Contains(problem, "say which: with -id, or with -all and a filter") {
+		t.Errorf("a plan of all without a filter: %s", problem)
+	}
 }
 
 // Whatever a command asks of a schema without tables, it says what to do.

@@ -45,11 +45,16 @@ func deadPlan(ctx context.Context, c *cli.Call) error {
 	pick := addFilter(c)
 	asJSON := c.Flags.Bool("json", false, "print JSON, one object per line")
 	force := c.Flags.Bool("force", false, "print what a redrive with -force would do")
+	all := c.Flags.Bool("all", false, "refuse the filter flags that a redrive with -all would refuse; without it, no filter means all messages")
 	limit := c.Flags.Int("limit", cli.DefaultLimit, fmt.Sprintf("largest number of messages to print; the totals at the end include all messages; default: %d", cli.DefaultLimit))
 	if err := c.ParseDatabaseFlags(); err != nil {
 		return err
 	}
-	if err := pick.checkFilter(c); err != nil {
+	check := pick.checkFilter
+	if *all {
+		check = func(c *cli.Call) error { return pick.checkPicked(c, true) }
+	}
+	if err := check(c); err != nil {
 		return err
 	}
 	return c.ForEachLetters(ctx, operator.Inbox, operator.Options{}, pick.filter.IDs, *asJSON, func(ctx context.Context, t *cli.Target, d *operator.DeadLetters, ids []int64) error {
