@@ -45,7 +45,7 @@ func deadPlan(ctx context.Context, c *cli.Call) error {
 	pick := addFilter(c)
 	asJSON := c.Flags.Bool("json", false, "print JSON, one object per line")
 	force := c.Flags.Bool("force", false, "print what a redrive with -force would do")
-	all := c.Flags.Bool("all", false, "refuse the filter flags that a redrive with -all would refuse; without it, no filter means all messages")
+	all := c.Flags.Bool("all", false, "plan for all messages that match the filter flags; like dead redrive -all, it needs at least one of them")
 	limit := c.Flags.Int("limit", cli.DefaultLimit, fmt.Sprintf("largest number of messages to print; the totals at the end include all messages; default: %d", cli.DefaultLimit))
 	if err := c.ParseDatabaseFlags(); err != nil {
 		return err
