@@ -320,7 +320,11 @@ func describePreview(side operator.Side, p *operator.Preview) string {
 	if p.Ended != "" {
 		return fmt.Sprintf("Its saga has ended: it is %s. Nobody would undo what the handler does, so discard the message.", p.Ended)
 	}
-	return describeOutcome(side, p.Outcome)
+	text := describeOutcome(side, p.Outcome)
+	if side == operator.Outbox {
+		text += " The message is not edited, because its transaction has committed it. If the broker can never take it, discard it."
+	}
+	return text
 }
 
 func describeOutcome(side operator.Side, outcome operator.Outcome) string {

@@ -406,6 +406,8 @@ func (c *Console) showLetters(ctx context.Context, r *request) (any, error) {
 	}
 	if r.values.Get("after") != "" {
 		v.First = search.with()
+	} else if v.Next == "" && len(v.Problems) == 0 { // all that match are in the list
+		v.Count, v.Loading = len(v.Rows), false
 	}
 	return v, nil
 }
@@ -427,6 +429,12 @@ func (c *Console) readLetters(ctx context.Context, v *lettersView, side letterSi
 		return err
 	}
 	more := len(found) > room
+	if begin == 0 && !more { // the stream of the page needs no other reading
+		_, err = c.counts.getShared(ctx, v.Search.countKey(side), countAge, func(context.Context) (int, error) { return len(found), nil })
+		if err != nil {
+			return err
+		}
+	}
 	for _, l := range c.redactLetters(found[:min(len(found), room)]) {
 		v.Rows = append(v.Rows, letterRow{l, side.place})
 		begin = l.ID
@@ -435,6 +443,11 @@ func (c *Console) readLetters(ctx context.Context, v *lettersView, side letterSi
 		v.Next = v.Search.with("after", (&letterPlace{side.Name, side.Side, begin}).encode())
 	}
 	return nil
+}
+
+// countKey is the key of the count of what the search picks of one side.
+func (s *letterSearch) countKey(side letterSide) string {
+	return "letters" + s.with("database", side.Database, "schema", side.Schema, "side", string(side.Side))
 }
 
 // countLetters counts what the search picks, for the stream of the page.
@@ -449,8 +462,7 @@ func (c *Console) countLetters(ctx context.Context, r *request) (any, error) {
 	}
 	v := &lettersView{Search: search, Several: len(all) > 1}
 	v.Problems, err = c.readSides(ctx, sides, func(side letterSide) error {
-		key := "letters" + search.with("database", side.Database, "schema", side.Schema, "side", string(side.Side))
-		count, err := c.counts.getShared(ctx, key, countAge, func(ctx context.Context) (int, error) {
+		count, err := c.counts.getShared(ctx, search.countKey(side), countAge, func(ctx context.Context) (int, error) {
 			d, err := side.read()
 			if err != nil {
 				return 0, err

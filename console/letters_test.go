@@ -116,6 +116,19 @@ func TestPagesOfLettersSkipAndRepeatNothing(t *testing.T) {
 	}
 }
 
+// A list that is complete says at once how many match. The count of a longer list follows.
+func TestACompleteListIsCounted(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t, RoleViewer, nil)
+	f.putDead(t, "k", lettersOnPage-1)
+	f.putRefused(t, 2)
+	for query, want := range map[string]string{"": "Counting…", "side=inbox": ">49</strong> match", "side=outbox": ">2</strong> match", "key=none": ">0</strong> match"} {
+		if _, text := f.get(t, "/letters?"+query); !strings.Contains(text, want) || strings.Contains(text, "Counting…") != (query == "") {
+			t.Errorf("letters?%s lacks %q: %s", query, want, text)
+		}
+	}
+}
+
 // Bad searches and letters that are not there are errors that say so.
 func TestBadSearchesForLettersAreRefused(t *testing.T) {
 	t.Parallel()
@@ -523,6 +536,20 @@ func TestAnEditShowsItsDifferenceAndIsMadeOnce(t *testing.T) {
 	l, err := d.Get(t.Context(), 1)
 	if err != nil || l.Headers.Get("x-new") != "1: 2" || l.Headers.Get("x-own") != "" || !strings.HasSuffix(l.Headers.Get(operator.HeaderEdited), " by ann") {
 		t.Errorf("the letter has the headers %v, %v", l.Headers, err)
+	}
+}
+
+// The page of a dead letter of the outbox has no edit and says why.
+func TestADeadLetterOfTheOutboxIsNotEdited(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t, RoleAdmin, nil)
+	f.putRefused(t, 1)
+	query := buildTestQuery("database", "main", "schema", f.schema, "side", "outbox", "id", f.readText(t, "SELECT id::text FROM {schema}.outbox_held"))
+	if _, text := f.get(t, "/letter?"+query); !strings.Contains(text, "The message is not edited") || strings.Contains(text, "letter/edit") {
+		t.Errorf("the page of the letter: %s", text)
+	}
+	if response, text := f.get(t, "/letter/edit?"+query); response.StatusCode != http.StatusConflict || !strings.Contains(text, "A message of the outbox cannot be edited") {
+		t.Errorf("the form = %d: %s", response.StatusCode, text)
 	}
 }
 

@@ -286,15 +286,20 @@ func (p *ParkedStats) State() string {
 
 // sqlReadStats counts parked messages by step, kind, state and reason. It takes no lock. The two lists come in the
 // order of their indexes, so that the limit ($1) bounds what is read. The index of the dead letters has all these columns.
+// Rows are counted by their columns, and the groups then get the form of the result: so nothing is computed for each row.
 const sqlReadStats = `
 WITH parked AS (
-	(SELECT step, kind, false AS dead, reason, first_at, due_at FROM {schema}.parked WHERE state = 'retrying' ORDER BY due_at LIMIT $1)
+	SELECT step, kind, false AS dead, reason, count(*), min(first_at) AS first_at, min(due_at) FILTER (WHERE isfinite(due_at)) AS due_at
+	FROM (SELECT step, kind, reason, first_at, due_at FROM {schema}.parked WHERE state = 'retrying' ORDER BY due_at LIMIT $1) r
+	GROUP BY step, kind, reason
 	UNION ALL
-	(SELECT step, kind, true, reason, first_at, NULL FROM {schema}.parked WHERE state = 'dead' ORDER BY last_at LIMIT $1)
+	SELECT step, kind, true, reason, count(*), min(first_at), NULL
+	FROM (SELECT step, kind, reason, first_at FROM {schema}.parked WHERE state = 'dead' ORDER BY last_at LIMIT $1) d
+	GROUP BY step, kind, reason
 )
-SELECT coalesce(step, ''), kind = 'compensation', dead, reason, count(*),
+SELECT coalesce(step, ''), kind = 'compensation', dead, reason, sum(count)::bigint,
 	(extract(epoch FROM clock_timestamp() - min(first_at)) * 1000000)::bigint,
-	coalesce(extract(epoch FROM clock_timestamp() - min(due_at) FILTER (WHERE isfinite(due_at))) * 1000000, 0)::bigint
+	coalesce(extract(epoch FROM clock_timestamp() - min(due_at)) * 1000000, 0)::bigint
 FROM parked
 GROUP BY 1, 2, 3, 4
 ORDER BY 1, 2, 3, 4`

@@ -342,3 +342,27 @@ func TestTheJournalNamesThePerson(t *testing.T) {
 		t.Errorf("the journal says %q, want %q", got, want)
 	}
 }
+
+// A part of an error is compared as it is: its characters are no wildcards.
+func TestAPartOfAnErrorIsNoPattern(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	errs := []string{`100% of a_b`, `100 of aXb`, `path C:\dir`, `path C:dir`, ``}
+	f.exec(t, `INSERT INTO {schema}.parked (state, kind, topic, message_id, header_names, header_values, payload, reason, error, due_at)
+		SELECT 'dead', 'unknown', 't', convert_to('m' || i, 'UTF8'), '{}', '{}', '', 'undecodable', e, now() FROM unnest($1::text[]) WITH ORDINALITY u (e, i)`, errs)
+	f.exec(t, `INSERT INTO {schema}.outbox_held (id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id, content_type, payload, state, due_at, attempts, reason, refused_at)
+		SELECT i, gen_random_uuid(), 't', '', 'acme', 'k', '', '', '', '', '', '', '', 'dead', now(), 9, e, now() FROM unnest($1::text[]) WITH ORDINALITY u (e, i)`, errs)
+	for part, want := range map[string]int{"": 5, "100%": 1, "%": 1, "a_b": 1, "_": 1, `\`: 1, `C:\dir`: 1, "C:": 2, "100": 2, `\%`: 0, "Of": 0} {
+		for _, side := range []Side{Inbox, Outbox} {
+			d, err := NewDeadLetters(f.pool, side, &Options{Schema: f.schema})
+			if err != nil {
+				t.Fatal(err)
+			}
+			found, err := d.List(t.Context(), Filter{Error: part}, 0, 10)
+			count, err2 := d.Count(t.Context(), Filter{Error: part})
+			if err := errors.Join(err, err2); err != nil || len(found) != want || count != want {
+				t.Errorf("%s, %q: %d listed, %d counted, %v; want %d", side, part, len(found), count, err, want)
+			}
+		}
+	}
+}

@@ -61,6 +61,28 @@ func TestTheLogIsSearchedByItsIndex(t *testing.T) {
 	}
 }
 
+// A parked message is found by the ids that it has without a scan of all of them, also by an id that fills an entry.
+func TestParkedMessagesAreFoundByAnIndex(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	long := strings.Repeat("long", 1000)
+	f.exec(t, `INSERT INTO {schema}.parked (state, kind, scope, key, step, n, topic, message_id, header_names, header_values, payload, reason, due_at)
+		SELECT 'dead', 'action', 'acme', 'k' || i, 's', '', 't', convert_to('m' || i, 'UTF8'), '{x-causation-id}', ARRAY[convert_to('c' || i, 'UTF8')], '', 'failed', now() FROM generate_series(1, 5000) i`)
+	f.exec(t, `INSERT INTO {schema}.parked (state, kind, topic, message_id, header_names, header_values, payload, reason, due_at)
+		VALUES ('dead', 'unknown', 't', convert_to($1, 'UTF8'), ARRAY['correlation-id'::bytea], ARRAY[convert_to($1, 'UTF8')], '', 'undecodable', now())`, long)
+	f.exec(t, "ANALYZE {schema}.parked")
+	if plan := f.explain(t, "force_custom_plan", newReaderQueries(f.schema).findParked, "('m7', 50)"); !slices.Contains(plan, "Bitmap Index Scan") {
+		t.Errorf("parked messages are found by %q", plan)
+	}
+	r := f.reader(t)
+	for text, want := range map[string]string{"m7": "k7", "c4999": "k4999", long: ""} {
+		found, err := r.Search(t.Context(), text)
+		if err != nil || len(found.Skipped) > 0 || len(found.Matches) != 1 || found.Matches[0].Key != want {
+			t.Errorf("Search of %.20s = %+v, %v", text, found, err)
+		}
+	}
+}
+
 // A search finds the messages of a key in parts of the log with a summary and without.
 func TestASearchOfTheLogMissesNothing(t *testing.T) {
 	t.Parallel()

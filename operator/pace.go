@@ -37,7 +37,7 @@ type MinutePace struct{ Started, Completed, Compensated int }
 func (n *Instances) ReadPace(ctx context.Context) (p Pace, err error) {
 	p = Pace{Minutes: make([]MinutePace, paceMinutes), Known: paceMinutes}
 	err = n.readLimited(ctx, func(db querier) error {
-		rows, _ := db.Query(ctx, n.sql.readPace, paceMinutes, maxPaceEnded)
+		rows, _ := db.Query(ctx, n.sql.readPace, paceMinutes, maxPaceEnded, int(idSkew/time.Minute))
 		var minute, started, completed, compensated int
 		_, err := pgx.ForEachRow(rows, []any{&minute, &started, &completed, &compensated}, func() error {
 			if minute >= 0 {

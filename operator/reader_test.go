@@ -332,7 +332,7 @@ func TestSearchFindsWhatATextNames(t *testing.T) {
 		VALUES ('acme', 'trip-1', '', $1, $1, 1, 'trip', 'h', now(), '', '{}', 'running', now()), ('acme', 'trip-1', '1.1', $2, $1, 1, 'inner', 'h', now(), '', '{}', 'running', now())`, saga, child)
 	f.exec(t, `INSERT INTO {schema}.inbox (scope, key, step, n, state) VALUES ('acme', 'new000', 'pay', '1', 'open')`)
 	f.exec(t, `INSERT INTO {schema}.parked (state, kind, scope, key, step, n, topic, message_id, header_names, header_values, payload, reason, due_at)
-		VALUES ('dead', 'action', 'acme', 'p', 'ship', '1', 'ship', 'message-7', '{x}', '{corr-p}', '', 'failed', now())`)
+		VALUES ('dead', 'action', 'acme', 'p', 'ship', '1', 'ship', 'message-7', '{x,correlation-id,x-causation-id}', '{other-p,corr-p,cause-p}', '', 'failed', now())`)
 	f.putRequest(t, "http", "acme", "trip-1", RequestCompleted, 0, time.Hour)
 	message := f.texts(t, "SELECT message_id::text FROM {schema}.outbox WHERE key = 'new001'")[0]
 	r := f.reader(t)
@@ -345,6 +345,8 @@ func TestSearchFindsWhatATextNames(t *testing.T) {
 		"corr-new000": {"message new000 "},
 		"message-7":   {"parked message p "},
 		"corr-p":      {"parked message p "},
+		"cause-p":     {"parked message p "},
+		"other-p":     nil,
 		"nothing":     nil,
 	} {
 		found, err := r.Search(t.Context(), text)

@@ -75,11 +75,15 @@ const filterInstances = `($4::text = '' OR name = $4) AND ($5::integer = 0 OR ve
 	AND ($14::bigint = 0 OR ended_at > coalesce($13, now()) - $14::bigint * interval '1 microsecond')`
 
 // sqlReadPace counts instances by the minute in which they began or ended, 0 for the current one. It reads the $2 that
-// ended last within $1 minutes, by the index saga_ended_at, and the live ones, by saga_live. Of the instances that began
-// in this time there are no others. The last row has the number of ended instances that were read, and the minute of
-// the oldest of them.
+// ended last within $1 minutes, by the index saga_ended_at, and those live ones that can have begun in this time, by
+// saga_live: an id begins with the milliseconds at which its instance began, by a clock that may be wrong by $3 minutes. Of
+// the instances that began in this time there are no others. The last row has the number of ended instances that were read,
+// and the minute of the oldest of them.
 const sqlReadPace = `
 WITH moment AS MATERIALIZED (SELECT clock_timestamp() AS now),
+first AS MATERIALIZED (
+	SELECT (lpad(to_hex((extract(epoch FROM now - ($1::integer + $3::integer) * interval '1 minute') * 1000)::bigint), 12, '0') || repeat('0', 20))::uuid AS id
+	FROM moment),
 ended AS MATERIALIZED (
 	SELECT started_at, ended_at, status FROM {schema}.saga
 	WHERE ended_at > (SELECT now FROM moment) - $1::integer * interval '1 minute' ORDER BY ended_at DESC LIMIT $2),
@@ -92,7 +96,7 @@ starts AS (
 	FROM (SELECT started_at FROM ended
 		UNION ALL
 		SELECT started_at FROM {schema}.saga
-		WHERE ended_at IS NULL AND started_at > (SELECT now FROM moment) - $1::integer * interval '1 minute') begun
+		WHERE ended_at IS NULL AND id >= (SELECT id FROM first) AND started_at > (SELECT now FROM moment) - $1::integer * interval '1 minute') begun
 	GROUP BY minute)
 SELECT minute, coalesce(started, 0), coalesce(completed, 0), coalesce(compensated, 0)
 FROM starts FULL JOIN ends USING (minute) WHERE minute BETWEEN 0 AND $1 - 1

@@ -30,10 +30,10 @@ func ofLetters(condition, statement string) string {
 const sqlHeldClock = `SELECT clock_timestamp() - $1::bigint * interval '1 microsecond'`
 
 // sqlHeldPicked is the condition of a filter, behind an id. An empty parameter matches every
-// letter.
+// letter. $8 is a pattern of [containing].
 const sqlHeldPicked = `{letters} AND id > $1 AND {since} <= $2 AND ($3::bigint[] IS NULL OR id = ANY ($3))
 	AND ($4::uuid IS NULL OR message_id = $4) AND ($5 = '' OR topic = $5) AND ($6 = '' OR scope = $6) AND ($7 = '' OR key = $7)
-	AND ($8 = '' OR position($8 IN reason) > 0) AND ($9 = '' OR step = $9) AND ($10::timestamptz IS NULL OR {since} <= $10)
+	AND ($8 = '' OR reason LIKE $8) AND ($9 = '' OR step = $9) AND ($10::timestamptz IS NULL OR {since} <= $10)
 	AND (fingerprint = $11 OR $11 = '') AND (NOT $12::boolean OR step = '')`
 
 const sqlCountHeld = `SELECT count(*) FROM {schema}.outbox_held WHERE {picked}`

@@ -5,6 +5,7 @@ import (
 
 	"github.com/sagamill/sagamill/internal/outboxsql"
 	"github.com/sagamill/sagamill/internal/sqlschema"
+	"github.com/sagamill/sagamill/outbox"
 )
 
 // messageColumns are the columns of a message of outbox_held, and of loggedColumns.
@@ -218,11 +219,16 @@ const sqlWantedMessage = `(key = $2 OR correlation_id = $2 OR causation_id = $2 
 const sqlFindMessagesLeaf = `
 	SELECT ` + loggedColumns + ` FROM {schema}.{leaf} m WHERE ` + sqlWantedMessage
 
+// sqlParkedIDs is the expression of the index parked_ids: the ids of a parked message, of its correlation and of its cause.
+const sqlParkedIDs = `ARRAY[substring(message_id FROM 1 FOR 255),
+	substring(header_values[array_position(header_names, '` + outbox.PropertyCorrelation + `'::bytea)] FROM 1 FOR 255),
+	substring(header_values[array_position(header_names, '` + outbox.HeaderCausation + `'::bytea)] FROM 1 FOR 255)]`
+
 // sqlFindParkedMessages finds up to $2 parked messages with the id $1. It gets bytes: PostgreSQL would convert a text anew
 // for each row.
 const sqlFindParkedMessages = `
 SELECT coalesce(scope, ''), coalesce(key, ''), coalesce(step, ''), id FROM {schema}.parked
-WHERE message_id = $1::bytea OR $1::bytea = ANY (header_values) ORDER BY id LIMIT $2`
+WHERE ` + sqlParkedIDs + ` @> ARRAY[substring($1::bytea FROM 1 FOR 255)] ORDER BY id LIMIT $2`
 
 // readerQueries are the statements of a Reader for a schema.
 type readerQueries struct {

@@ -4,14 +4,15 @@
 
 -- A saga of the last hour is one of twenty-four, and the live ones began in the last 20 hours. Copies of kind running are
 -- failing sagas whose command another service has. Those of kind loose are dead letters of steps without an instance, and
--- those of kind step are steps without one.
+-- those of kind step are steps without one. As in a service's tables, rows that were written at one time are in one place.
 CREATE TABLE bench.clone AS
 SELECT i, kind, key, at, (lpad(to_hex((extract(epoch FROM at) * 1000)::bigint), 12, '0') || '7' || substr(md5('i' || i), 1, 3) || 'a' || substr(md5('i' || i), 4, 15))::uuid AS id
 FROM (SELECT i, k.kind, md5('k' || i)::uuid::text AS key,
 	moment.now - interval '5 seconds' - (CASE WHEN k.kind IN ('done', 'rejected') THEN 24 ELSE 20 END) * interval '1 hour' * ((i * 7919::bigint) % 1000003 / 1000003.0) AS at
 FROM bench.share k
 CROSS JOIN LATERAL generate_series(k.low + 1, k.high) i
-CROSS JOIN (SELECT clock_timestamp() AS now) moment) clones;
+CROSS JOIN (SELECT clock_timestamp() AS now) moment) clones
+ORDER BY at;
 
 ANALYZE;
 

@@ -1,0 +1,1 @@
+SELECT; -- an index only
