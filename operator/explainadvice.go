@@ -85,7 +85,7 @@ func (q *inquiry) findDeadLetters(home *SagaPart, step *TimelineStep) (all []hel
 
 // formatRedrive returns the command lines that redrive letters, one for each schema, or what they do.
 func (q *inquiry) formatRedrive(letters []heldLetter) string {
-	say := "once the cause is mended: "
+	say := "once the cause is fixed: "
 	if letters[0].Reason == consumer.ReasonActionDead { // actions come first, so letters has no action
 		say = "its action is no dead letter any more, so next: "
 	}

@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"errors"
 	"io"
 	"os"
 	"os/exec"
@@ -133,6 +134,14 @@ func TestCommandsFindARunningProgram(t *testing.T) {
 	if err := program.Advertise("a program"); err != nil {
 		t.Fatal(err)
 	}
+	twin, err := devservices.Start(t.Context(), &devservices.Options{Log: io.Discard, Steps: "env", KeepDatabase: true}) // with the same servers
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = twin.Close() })
+	if err := twin.Advertise("a program"); err != nil {
+		t.Fatal(err)
+	}
 	t.Setenv("DATABASE_URL", "")
 	t.Setenv("AMQP_URL", "")
 	t.Setenv("SAGAMILL_SERVICES", "")
@@ -150,7 +159,7 @@ func TestCommandsFindARunningProgram(t *testing.T) {
 			t.Errorf("%s: %d %q, want %d and %q", tt.args, code, out.String(), tt.code, tt.says)
 		}
 	}
-	if err := program.Close(); err != nil {
+	if err := errors.Join(program.Close(), twin.Close()); err != nil {
 		t.Error(err)
 	}
 	var out bytes.Buffer

@@ -309,7 +309,8 @@ func TestSagaCheck(t *testing.T) {
 // Without -schema, an error for missing tables says which schemas have some.
 func TestTheErrorNamesSchemas(t *testing.T) {
 	t.Parallel()
-	pgtest.Schema(t) // there is one
+	pgtest.Schema(t)
+	pgtest.Schema(t) // one alone would be the default
 	for _, words := range []string{"saga list", "dead list", "journal", "saga pause -all -older 0s -why x"} {
 		for _, given := range []bool{false, true} {
 			cmd, rest, _ := findCommand(strings.Fields(words))

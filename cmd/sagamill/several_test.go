@@ -12,6 +12,7 @@ import (
 
 	"github.com/sagamill/sagamill/cmd/sagamill/internal/journal"
 	"github.com/sagamill/sagamill/cmd/sagamill/internal/outboxes"
+	"github.com/sagamill/sagamill/migrations"
 	"github.com/sagamill/sagamill/outbox"
 )
 
@@ -33,6 +34,19 @@ func (w *town) on(code int, line string) string {
 }
 
 const both = " -schema orders,payments"
+
+// Without -schema, a command is about the only schema with tables. If there are several, it asks which.
+func TestTheOnlySchemaIsTheDefault(t *testing.T) {
+	t.Parallel()
+	w := newTown(t, "orders")
+	w.plant(sqlPark, "orders")
+	contains(t, w.on(0, "dead list"), "terminal", "key-reused")
+	contains(t, w.on(0, "dead discard -id 1 -why x"), "discarded 1")
+	if err := migrations.Up(t.Context(), w.url, "payments"); err != nil {
+		t.Fatal(err)
+	}
+	contains(t, w.on(1, "dead list"), "say which with -schema: there are tables of sagamill in orders, payments")
+}
 
 // A list goes from schema to schema, names the schema of each entry, and goes on where its last line says.
 func TestListsOfSeveralSchemas(t *testing.T) {

@@ -51,6 +51,9 @@ func TestStatusShowsAllSchemas(t *testing.T) {
 		o.Sagas.Stuck != 1 || o.Sagas.OldestStuck < 4*3600 || len(o.Problems) != 2 || all["keys"].Outbox != nil || all["keys"].Requests == nil {
 		t.Errorf("-json says\n%s", out)
 	}
+	w.exec("DELETE FROM payments.parked WHERE state = 'dead'")
+	out, _ = sagamill(t, 0, "status", "-schema", "payments", "-database", w.url)
+	contains(t, out, "\nno problems that need a person; 1 message has failed and will be tried again\n")
 }
 
 // Several databases are on one page. The commands to run next name the database of each, and no password.

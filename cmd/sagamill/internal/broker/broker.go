@@ -121,7 +121,7 @@ func brokerPermissions(_ context.Context, c *cli.Call) error {
 	if *vhost == "" {
 		var err error
 		if *vhost, err = findVirtualHost(os.Getenv("AMQP_URL")); err != nil {
-			return fmt.Errorf("AMQP_URL: %w; mend it, or name the virtual host by -vhost", err)
+			return fmt.Errorf("AMQP_URL: %w; correct it, or name the virtual host by -vhost", err)
 		}
 	}
 	t, err := readTopology(c, *name, false)

@@ -179,12 +179,17 @@ func (c *Call) FindBroker(url *string) error {
 	return err
 }
 
-// findAdvertised returns the only program of this user that advertises its servers, if the flag was not given.
+// findAdvertised returns the only program of this user that advertises its servers, if the flag was not given. Programs
+// that advertise the same servers count as one.
 func (c *Call) findAdvertised(flag, variable string) (found devservices.Advertised, err error) {
 	what := map[string]string{"database": "database", "amqp": "broker"}[flag]
 	var running []devservices.Advertised
 	if !c.IsGiven([]string{flag}) {
 		running = devservices.FindAdvertised()
+		slices.SortStableFunc(running, func(a, b devservices.Advertised) int { return strings.Compare(a.DatabaseURL, b.DatabaseURL) })
+		running = slices.CompactFunc(running, func(a, b devservices.Advertised) bool { // two programs with the same servers
+			return a.DatabaseURL == b.DatabaseURL && a.AMQPURL == b.AMQPURL
+		})
 	}
 	switch len(running) {
 	case 0:

@@ -17,7 +17,7 @@ import (
 
 // TakeSeveral makes the help say that -schema and -database may name several.
 func (c *Call) TakeSeveral(without Default) {
-	which := "default: " + migrations.DefaultSchema
+	which := "default: the only schema with tables of sagamill, or " + migrations.DefaultSchema
 	if without == EverySchema {
 		which = "default: all schemas with tables of sagamill"
 	}
@@ -30,7 +30,7 @@ type Default int
 
 // The defaults.
 const (
-	DefaultSchema Default = iota // [migrations.DefaultSchema]
+	DefaultSchema Default = iota // the only schema with tables of sagamill, or [migrations.DefaultSchema]
 	EverySchema                  // each that has tables of sagamill
 )
 
@@ -149,11 +149,16 @@ func (c *Call) openTargets(ctx context.Context, which Default, names []string) (
 	targets := &Targets{databases: databases}
 	for _, d := range databases {
 		found := names
-		if which == EverySchema || len(databases) > 1 {
-			if found, err = d.ListSchemas(ctx, names); err != nil {
-				targets.Close()
-				return nil, d.AddName(err)
-			}
+		switch {
+		case which == EverySchema || len(databases) > 1:
+			found, err = d.ListSchemas(ctx, names)
+		case !c.IsGiven([]string{"schema"}):
+			found, err = d.orOnlySchema(ctx, names)
+			names = nil
+		}
+		if err != nil {
+			targets.Close()
+			return nil, d.AddName(err)
 		}
 		for _, schema := range found {
 			targets.All = append(targets.All, d.Target(schema))
@@ -169,6 +174,15 @@ func (c *Call) openTargets(ctx context.Context, which Default, names []string) (
 		return nil, err
 	}
 	return targets, nil
+}
+
+// orOnlySchema returns names or, if only one schema has tables, this one.
+func (d *Database) orOnlySchema(ctx context.Context, names []string) ([]string, error) {
+	all, err := d.ListSchemas(ctx, nil)
+	if len(all) == 1 {
+		return all, err
+	}
+	return names, err
 }
 
 // checkNamesFound returns an error for a name that no target has.

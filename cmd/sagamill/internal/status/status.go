@@ -127,9 +127,26 @@ func (p *page) printText(w io.Writer) (problems int, err error) {
 		}
 	}
 	if len(rows) == 0 {
-		_, err := fmt.Fprintln(w, "no problems")
+		_, err := fmt.Fprintln(w, "no problems"+p.describeRetries())
 		return 0, err
 	}
 	fmt.Fprintln(w, "problems:")
 	return len(rows), cli.PrintRows(w, rows)
+}
+
+// describeRetries says how many messages have failed and wait for their next attempt, which is no problem yet; "": none.
+func (p *page) describeRetries() string {
+	n := 0
+	for i := range p.schemas {
+		if inbox := p.schemas[i].Inbox; inbox != nil {
+			n += inbox.Retrying
+		}
+	}
+	switch n {
+	case 0:
+		return ""
+	case 1:
+		return " that need a person; 1 message has failed and will be tried again"
+	}
+	return fmt.Sprintf(" that need a person; %d messages have failed and will be tried again", n)
 }
