@@ -461,7 +461,7 @@ func TestAgesOfSagasAreThoseOfThePreview(t *testing.T) {
 	}
 }
 
-// The sparkline leaves out the minutes that are not known, and the one that goes on. So do its sum and its peak.
+// The sparkline leaves out the minutes that are not known, and the one that goes on. Its sum has them, as the cards of states do.
 func TestSparklinesShowKnownMinutes(t *testing.T) {
 	t.Parallel()
 	pace := operator.Pace{Minutes: make([]operator.MinutePace, 60), Known: 10}
@@ -471,7 +471,7 @@ func TestSparklinesShowKnownMinutes(t *testing.T) {
 	v := newPaceView()
 	v.add(&pace)
 	s := v.Sparklines()[0]
-	if got := len(strings.Fields(s.Line)); got != 9 || s.Last != 58 || s.Peak != 58 || s.Sum != 58*59/2 {
+	if got := len(strings.Fields(s.Line)); got != 9 || s.Last != 58 || s.Peak != 58 || s.Sum != 59*60/2 {
 		t.Errorf("the line has %d points, last %d, peak %d, sum %d", got, s.Last, s.Peak, s.Sum)
 	}
 }

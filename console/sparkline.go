@@ -54,7 +54,8 @@ func (v *paceView) Sparklines() []sparkline {
 	}
 }
 
-// drawSparkline draws the whole minutes that are known. The current minute is left out: it looks like a fall.
+// drawSparkline draws the whole minutes that are known. The current minute is left out, because it looks like a fall. Only
+// the sum has it, as the cards of states do.
 func (v *paceView) drawSparkline(label, class string, of func(operator.MinutePace) int) sparkline {
 	s := sparkline{Label: label, Class: class, Known: v.Known}
 	if len(v.minutes) < 2 {
@@ -62,8 +63,10 @@ func (v *paceView) drawSparkline(label, class string, of func(operator.MinutePac
 	}
 	whole := v.minutes[:len(v.minutes)-1]
 	for _, m := range whole {
-		s.Sum += of(m)
 		s.Peak = max(s.Peak, of(m))
+	}
+	for _, m := range v.minutes {
+		s.Sum += of(m)
 	}
 	s.Last = of(whole[len(whole)-1])
 	var points []string
