@@ -430,10 +430,7 @@ func (c *Console) readLetters(ctx context.Context, v *lettersView, side letterSi
 	}
 	more := len(found) > room
 	if begin == 0 && !more { // the stream of the page needs no other reading
-		_, err = c.counts.getShared(ctx, v.Search.countKey(side), countAge, func(context.Context) (int, error) { return len(found), nil })
-		if err != nil {
-			return err
-		}
+		c.counts.put(v.Search.countKey(side), countAge, len(found))
 	}
 	for _, l := range c.redactLetters(found[:min(len(found), room)]) {
 		v.Rows = append(v.Rows, letterRow{l, side.place})

@@ -127,6 +127,16 @@ func TestACompleteListIsCounted(t *testing.T) {
 			t.Errorf("letters?%s lacks %q: %s", query, want, text)
 		}
 	}
+	if counts := f.firstEvents(t, "/live/letters?side=inbox"); !strings.Contains(counts, ">49</strong>") {
+		t.Errorf("the stream counts %s", counts)
+	}
+	f.exec(t, "DELETE FROM {schema}.parked WHERE key <> 'k0001'")
+	if _, text := f.get(t, "/letters?side=inbox"); !strings.Contains(text, ">1</strong> match") {
+		t.Errorf("with one letter the list says %s", text)
+	}
+	if counts := f.firstEvents(t, "/live/letters?side=inbox"); !strings.Contains(counts, ">1</strong>") { // not what was counted before
+		t.Errorf("after the list, the stream counts %s", counts)
+	}
 }
 
 // Bad searches and letters that are not there are errors that say so.

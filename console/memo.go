@@ -64,6 +64,17 @@ func (m *memo[T]) getFor(ctx context.Context, key string, keep func(took time.Du
 	return value, err
 }
 
+// put makes value the one of key for age. It waits for nobody: if the key is being read, that read gives the value.
+func (m *memo[T]) put(key string, age time.Duration, value T) {
+	e := m.entryOf(key)
+	select {
+	case e.turn <- struct{}{}:
+		defer func() { <-e.turn }()
+		e.value, e.until = value, time.Now().Add(age)
+	default:
+	}
+}
+
 // peek returns the value of key if get would return it without a read.
 func (m *memo[T]) peek(key string) (value T, known bool) {
 	e := m.entryOf(key)

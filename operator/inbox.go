@@ -152,19 +152,8 @@ func (d *inboxLetters) filterArgs(ctx context.Context, f Filter, after int64) ([
 	if f.State == StateRetrying && f.Older == 0 {
 		until = until.AddDate(1, 0, 0) // last_at of a message that waits for a call in doubt is in the future
 	}
-	return []any{plannedAnew, after, until, since, f.IDs, f.Step, f.Kind, f.Reason, containing(f.Error), f.Scope, f.Key, f.Topic, []byte(f.MessageID),
+	return []any{plannedAnew, after, until, since, f.IDs, f.Step, f.Kind, f.Reason, f.Error, f.Scope, f.Key, f.Topic, []byte(f.MessageID),
 		timeOrNil(f.UnchangedSince), f.Fingerprint, f.NoStep}, nil
-}
-
-// likeEscapes makes a text match only itself in a pattern of LIKE.
-var likeEscapes = strings.NewReplacer(`\`, `\\`, `%`, `\%`, `_`, `\_`)
-
-// containing returns the pattern of LIKE for what contains text; "" for "".
-func containing(text string) string {
-	if text == "" {
-		return ""
-	}
-	return "%" + likeEscapes.Replace(text) + "%"
 }
 
 // dropLastFailure removes the last failure from the earlier ones. It is both while a call is under way, and until the

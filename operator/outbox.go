@@ -250,7 +250,7 @@ func (d *outboxLetters) filterArgs(ctx context.Context, f Filter, after int64, o
 	if f.Older > 0 && !f.UnchangedSince.IsZero() {
 		until.Time = f.UnchangedSince.Add(-f.Older)
 	}
-	return []any{plannedAnew, after, until, f.IDs, message, f.Topic, f.Scope, f.Key, containing(f.Error), f.Step,
+	return []any{plannedAnew, after, until, f.IDs, message, f.Topic, f.Scope, f.Key, f.Error, f.Step,
 		timeOrNil(f.UnchangedSince), f.Fingerprint, f.NoStep}, nil
 }
 

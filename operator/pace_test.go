@@ -23,7 +23,7 @@ import (
 func TestReadPaceCountsByMinute(t *testing.T) {
 	t.Parallel()
 	c := newCrowd(t)
-	for _, key := range []string{"a", "b", "c", "d", "old"} {
+	for _, key := range []string{"a", "b", "c", "d", "long", "old"} {
 		c.put(t, key, at(machine.InFlight))
 	}
 	at := func(key, began, ended string) {
@@ -36,12 +36,14 @@ func TestReadPaceCountsByMinute(t *testing.T) {
 	at("b", "150s", "30s compensated")
 	at("c", "30s", "")
 	at("d", "3h", "90s completed")
+	at("long", "3570s", "") // by a process whose clock was slow by 100 s, as its id shows
+	c.exec(t, `UPDATE {schema}.saga SET id = (lpad(to_hex((extract(epoch FROM clock_timestamp() - interval '3670 s') * 1000)::bigint), 12, '0') || '70008000000000000001')::uuid WHERE key = 'long'`)
 	at("old", "3h", "2h completed")
 	p, err := c.n.ReadPace(t.Context())
 	if err != nil || len(p.Minutes) != 60 || p.Known != 60 {
 		t.Fatalf("ReadPace = %d minutes, %d known, %v", len(p.Minutes), p.Known, err)
 	}
-	for minute, want := range map[int]MinutePace{59: {Started: 1, Compensated: 1}, 58: {Completed: 2}, 57: {Started: 2}, 0: {}} {
+	for minute, want := range map[int]MinutePace{59: {Started: 1, Compensated: 1}, 58: {Completed: 2}, 57: {Started: 2}, 0: {Started: 1}, 1: {}} {
 		if got := p.Minutes[minute]; got != want {
 			t.Errorf("minute %d = %+v, want %+v", minute, got, want)
 		}

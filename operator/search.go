@@ -50,8 +50,8 @@ const maxMatches = 50
 // is not an error. It takes no lock. What cannot be read is in Skipped, and does not hide the others.
 //
 // Keys and ids of instances are looked up first. Only if there are none, Search looks for the ids of messages, of their
-// correlations and of their causes. It finds those of the log and the parked messages by indexes, and reads the held
-// messages once, 0.7 s for each million in memory.
+// correlations and of their causes. It finds those of the log and of the dead letters by indexes, and reads the held and the
+// retrying messages once, 0.7 s for each million in memory.
 func (r *Reader) Search(ctx context.Context, text string) (found Search, err error) {
 	if text == "" {
 		return found, fmt.Errorf("operator: search: %w: a text is needed", ErrInvalid)

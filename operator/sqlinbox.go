@@ -20,13 +20,28 @@ const sqlBeginLetters = `BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL idle_in
 
 // sqlPicked is the condition of a filter, behind an id. An empty parameter matches
 // every letter. The state is no parameter, so that the planner can use the partial
-// index of that state. $8 is a pattern of [containing]: unlike position, LIKE lets the planner see from its statistics that a
-// text is rare, and then read the table in the order in which it lies.
+// index of that state. {contains} is one of the next two.
 const sqlPicked = `state = '{state}' AND id > $1 AND last_at <= $2 AND ($3::timestamptz IS NULL OR last_at >= $3)
 	AND ($4::bigint[] IS NULL OR id = ANY ($4)) AND ($5 = '' OR step = $5) AND ($6 = '' OR kind = $6) AND ($7 = '' OR reason = $7)
-	AND ($8 = '' OR error LIKE $8) AND ($9 = '' OR scope = $9) AND ($10 = '' OR key = $10) AND ($11 = '' OR topic = $11)
+	AND ($8 = '' OR {contains}) AND ($9 = '' OR scope = $9) AND ($10 = '' OR key = $10) AND ($11 = '' OR topic = $11)
 	AND ($12::bytea = '' OR message_id = $12) AND (fingerprint = $14 OR $14 = '') AND (NOT $15::boolean OR coalesce(step, '') = '')
 	AND ({unchanged $13})`
+
+// The conditions that a text contains $8. With LIKE, the planner sees by its statistics whether that is rare, and then reads
+// the whole table in the order in which it lies. A batch has a limit and is one of many: each goes on by the primary key
+// where the one before it has ended, whatever the statistics say. chr(92) is a backslash, whatever the server's settings are.
+const (
+	sqlContains      = `{text} LIKE '%' || replace(replace(replace($8, chr(92), chr(92) || chr(92)), '%', chr(92) || '%'), '_', chr(92) || '_') || '%'`
+	sqlContainsBatch = `position($8 IN {text}) > 0`
+)
+
+// fillPicked inserts picked, a condition on text, into statement, in place of {picked} or {picked batch}.
+func fillPicked(statement, picked, text string) string {
+	with := func(contains string) string {
+		return strings.ReplaceAll(picked, "{contains}", strings.ReplaceAll(contains, "{text}", text))
+	}
+	return strings.NewReplacer("{picked}", with(sqlContains), "{picked batch}", with(sqlContainsBatch)).Replace(statement)
+}
 
 // sqlUnchanged is the condition of a letter that has not changed since {moment}, which may be null. The time of an edit is in
 // a header that only an edit sets, once there is a digest.
@@ -59,7 +74,7 @@ const sqlNotCalling = ` AND NOT (state = 'retrying' AND reason = 'calling' AND d
 // sqlRetryNow makes messages due. A message that runs is locked by its consumer,
 // and left out.
 const sqlRetryNow = `
-WITH batch AS (SELECT id FROM {schema}.parked WHERE {picked}` + sqlNotCalling + ` ORDER BY id LIMIT $16 FOR UPDATE SKIP LOCKED)
+WITH batch AS (SELECT id FROM {schema}.parked WHERE {picked batch}` + sqlNotCalling + ` ORDER BY id LIMIT $16 FOR UPDATE SKIP LOCKED)
 UPDATE {schema}.parked p SET due_at = least(p.due_at, clock_timestamp())
 FROM batch WHERE p.id = batch.id
 RETURNING p.id`
@@ -67,14 +82,14 @@ RETURNING p.id`
 // sqlDiscard removes up to $16 dead letters for good. Two operators at once lock them
 // in one order; the second one finds them gone.
 const sqlDiscard = `
-WITH batch AS (SELECT id FROM {schema}.parked WHERE {picked} ORDER BY id LIMIT $16 FOR UPDATE)
+WITH batch AS (SELECT id FROM {schema}.parked WHERE {picked batch} ORDER BY id LIMIT $16 FOR UPDATE)
 DELETE FROM {schema}.parked p USING batch WHERE p.id = batch.id
 RETURNING p.id`
 
 // sqlDiscardKept does the same and returns them.
 const sqlDiscardKept = `
 DELETE FROM {schema}.parked
-WHERE id = ANY (ARRAY(SELECT id FROM {schema}.parked WHERE {picked} ORDER BY id LIMIT $16 FOR UPDATE))
+WHERE id = ANY (ARRAY(SELECT id FROM {schema}.parked WHERE {picked batch} ORDER BY id LIMIT $16 FOR UPDATE))
 RETURNING {letter}`
 
 // sqlEditLetter replaces headers and payload of a dead letter. Its digest stays that of
@@ -87,14 +102,14 @@ WHERE id = $1`
 // sqlPickLetters picks up to $16 letters of the kinds $17 without a lock: sqlHoldLetters
 // checks them again.
 const sqlPickLetters = `
-SELECT id FROM {schema}.parked WHERE {picked} AND kind = ANY ($17) ORDER BY id LIMIT $16`
+SELECT id FROM {schema}.parked WHERE {picked batch} AND kind = ANY ($17) ORDER BY id LIMIT $16`
 
 // sqlPageLetters picks up to $16 letters of the kinds $17, but stops before they
 // exceed $18 bytes of payload, and takes one in any case.
 const sqlPageLetters = `
 SELECT id FROM (
 	SELECT id, sum(octet_length(payload)) OVER (ORDER BY id) - octet_length(payload) AS before
-	FROM (SELECT id, payload FROM {schema}.parked WHERE {picked} AND kind = ANY ($17) ORDER BY id LIMIT $16) first) sized
+	FROM (SELECT id, payload FROM {schema}.parked WHERE {picked batch} AND kind = ANY ($17) ORDER BY id LIMIT $16) first) sized
 WHERE before < $18 ORDER BY id`
 
 // sqlReadLetters reads whole letters for a preview.
@@ -241,7 +256,7 @@ func newInboxQueries(schema string) inboxQueries {
 	parts := strings.NewReplacer("{unchanged $2}", unchanged("$2"), "{unchanged $13}", unchanged("$13"))
 	bind := func(statement string) string { return sqlschema.Bind(schema, parts.Replace(statement)) }
 	in := func(state State, statement string) string {
-		statement = strings.ReplaceAll(statement, "{picked}", sqlPicked)
+		statement = fillPicked(statement, sqlPicked, "error")
 		return bind(strings.ReplaceAll(statement, "{state}", string(state)))
 	}
 	both := func(statement string) byState {

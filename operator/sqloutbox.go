@@ -23,17 +23,17 @@ func ofLetters(condition, statement string) string {
 	if condition != sqlDead {
 		since = "coalesce(refused_at, created_at)"
 	}
-	return strings.NewReplacer("{letters}", condition, "{since}", since).Replace(strings.ReplaceAll(statement, "{picked}", sqlHeldPicked))
+	return strings.NewReplacer("{letters}", condition, "{since}", since).Replace(fillPicked(statement, sqlHeldPicked, "reason"))
 }
 
 // sqlHeldClock reads the database's clock, $1 microseconds ago.
 const sqlHeldClock = `SELECT clock_timestamp() - $1::bigint * interval '1 microsecond'`
 
 // sqlHeldPicked is the condition of a filter, behind an id. An empty parameter matches every
-// letter. $8 is a pattern of [containing].
+// letter.
 const sqlHeldPicked = `{letters} AND id > $1 AND {since} <= $2 AND ($3::bigint[] IS NULL OR id = ANY ($3))
 	AND ($4::uuid IS NULL OR message_id = $4) AND ($5 = '' OR topic = $5) AND ($6 = '' OR scope = $6) AND ($7 = '' OR key = $7)
-	AND ($8 = '' OR reason LIKE $8) AND ($9 = '' OR step = $9) AND ($10::timestamptz IS NULL OR {since} <= $10)
+	AND ($8 = '' OR {contains}) AND ($9 = '' OR step = $9) AND ($10::timestamptz IS NULL OR {since} <= $10)
 	AND (fingerprint = $11 OR $11 = '') AND (NOT $12::boolean OR step = '')`
 
 const sqlCountHeld = `SELECT count(*) FROM {schema}.outbox_held WHERE {picked}`
@@ -57,7 +57,7 @@ FROM {schema}.outbox_held WHERE id = $1 AND {letters}`
 // moment, so that they keep their order. Two operators at once lock them in one order; the
 // second one finds them no longer dead.
 const sqlRedriveHeld = `
-WITH batch AS (SELECT id FROM {schema}.outbox_held WHERE {picked} ORDER BY id LIMIT $13 FOR UPDATE)
+WITH batch AS (SELECT id FROM {schema}.outbox_held WHERE {picked batch} ORDER BY id LIMIT $13 FOR UPDATE)
 UPDATE {schema}.outbox_held h
 SET state = 'delayed', attempts = 0, refused_at = NULL, due_at = (SELECT clock_timestamp())
 FROM batch WHERE h.id = batch.id
@@ -65,7 +65,7 @@ RETURNING h.id, h.ordering_key`
 
 // sqlDiscardHeld removes up to $13 dead letters for good.
 const sqlDiscardHeld = `
-WITH batch AS (SELECT id FROM {schema}.outbox_held WHERE {picked} ORDER BY id LIMIT $13 FOR UPDATE)
+WITH batch AS (SELECT id FROM {schema}.outbox_held WHERE {picked batch} ORDER BY id LIMIT $13 FOR UPDATE)
 DELETE FROM {schema}.outbox_held h USING batch WHERE h.id = batch.id
 RETURNING h.id, h.ordering_key`
 
@@ -78,7 +78,7 @@ const sqlLockLease = `SELECT epoch FROM {schema}.outbox_relay FOR NO KEY UPDATE`
 // topic. Their last refusal is then the time of the burial, so that a filter by a moment before it leaves them alone.
 // outboxsql.PromoteLocked follows it in the transaction.
 const sqlBuryHeld = `
-WITH batch AS (SELECT id FROM {schema}.outbox_held WHERE {picked} ORDER BY id LIMIT $13 FOR UPDATE)
+WITH batch AS (SELECT id FROM {schema}.outbox_held WHERE {picked batch} ORDER BY id LIMIT $13 FOR UPDATE)
 UPDATE {schema}.outbox_held h
 SET state = 'dead', attempts = greatest(h.attempts, 1), refused_at = clock_timestamp()
 FROM batch WHERE h.id = batch.id

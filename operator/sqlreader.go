@@ -219,16 +219,27 @@ const sqlWantedMessage = `(key = $2 OR correlation_id = $2 OR causation_id = $2 
 const sqlFindMessagesLeaf = `
 	SELECT ` + loggedColumns + ` FROM {schema}.{leaf} m WHERE ` + sqlWantedMessage
 
-// sqlParkedIDs is the expression of the index parked_ids: the ids of a parked message, of its correlation and of its cause.
-const sqlParkedIDs = `ARRAY[substring(message_id FROM 1 FOR 255),
-	substring(header_values[array_position(header_names, '` + outbox.PropertyCorrelation + `'::bytea)] FROM 1 FOR 255),
-	substring(header_values[array_position(header_names, '` + outbox.HeaderCausation + `'::bytea)] FROM 1 FOR 255)]`
+// The headers of a parked message with the ids of its correlation and of its cause.
+const (
+	sqlParkedCorrelation = `header_values[array_position(header_names, '` + outbox.PropertyCorrelation + `'::bytea)]`
+	sqlParkedCause       = `header_values[array_position(header_names, '` + outbox.HeaderCausation + `'::bytea)]`
+)
 
-// sqlFindParkedMessages finds up to $2 parked messages with the id $1. It gets bytes: PostgreSQL would convert a text anew
-// for each row.
+// sqlHasID is the condition that a parked message has the id $1. It gets bytes: PostgreSQL would convert a text anew for
+// each row.
+const sqlHasID = `(message_id = $1::bytea OR ` + sqlParkedCorrelation + ` = $1 OR ` + sqlParkedCause + ` = $1)`
+
+// sqlFindParkedMessages finds up to $2 parked messages with the id $1: the dead ones by the indexes of ids, which have cut
+// them, and all that are retried by looking at each.
 const sqlFindParkedMessages = `
-SELECT coalesce(scope, ''), coalesce(key, ''), coalesce(step, ''), id FROM {schema}.parked
-WHERE ` + sqlParkedIDs + ` @> ARRAY[substring($1::bytea FROM 1 FOR 255)] ORDER BY id LIMIT $2`
+SELECT coalesce(scope, ''), coalesce(key, ''), coalesce(step, ''), id FROM (
+	SELECT scope, key, step, id FROM {schema}.parked
+	WHERE state = 'dead' AND ` + sqlHasID + ` AND (substring(message_id FROM 1 FOR 255) = substring($1 FROM 1 FOR 255)
+		OR substring(` + sqlParkedCorrelation + ` FROM 1 FOR 255) = substring($1 FROM 1 FOR 255)
+		OR substring(` + sqlParkedCause + ` FROM 1 FOR 255) = substring($1 FROM 1 FOR 255))
+	UNION ALL
+	SELECT scope, key, step, id FROM {schema}.parked WHERE state = 'retrying' AND ` + sqlHasID + `) found
+ORDER BY id LIMIT $2`
 
 // readerQueries are the statements of a Reader for a schema.
 type readerQueries struct {

@@ -35,13 +35,14 @@ func (w *town) on(code int, line string) string {
 
 const both = " -schema orders,payments"
 
-// Without -schema, a command is about the only schema with tables. If there are several, it asks which.
+// Without -schema, a command that reads is about the only schema with tables. If there are several, and for a change, it
+// asks which.
 func TestTheOnlySchemaIsTheDefault(t *testing.T) {
 	t.Parallel()
 	w := newTown(t, "orders")
 	w.plant(sqlPark, "orders")
 	contains(t, w.on(0, "dead list"), "terminal", "key-reused")
-	contains(t, w.on(0, "dead discard -id 1 -why x"), "discarded 1")
+	contains(t, w.on(1, "dead discard -id 1 -why x"), "say which with -schema: there are tables of sagamill in orders")
 	if err := migrations.Up(t.Context(), w.url, "payments"); err != nil {
 		t.Fatal(err)
 	}

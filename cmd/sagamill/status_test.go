@@ -53,7 +53,7 @@ func TestStatusShowsAllSchemas(t *testing.T) {
 	}
 	w.exec("DELETE FROM payments.parked WHERE state = 'dead'")
 	out, _ = sagamill(t, 0, "status", "-schema", "payments", "-database", w.url)
-	contains(t, out, "\nno problems that need a person; 1 message has failed and will be tried again\n")
+	contains(t, out, "\nno problems that need a person; 1 retrying message\n")
 }
 
 // Several databases are on one page. The commands to run next name the database of each, and no password.

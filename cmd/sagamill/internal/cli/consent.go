@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/user"
+	"strings"
 
 	"github.com/sagamill/sagamill/operator"
 )
@@ -20,8 +21,10 @@ func (c *Call) AddRateFlag(of string) *float64 {
 	return c.Flags.Float64("rate", defaultRate, fmt.Sprintf("largest number of %s per second; 0 means no limit; default: %d", of, defaultRate))
 }
 
-// AddOperatorFlags adds the flags -by and -why.
+// AddOperatorFlags adds the flags -by and -why, of a command that changes something. It comes after TakeSeveral.
 func (c *Call) AddOperatorFlags() *operator.Options {
+	c.changes = true
+	c.Flags.Lookup("schema").Usage = strings.TrimSuffix(c.Flags.Lookup("schema").Usage, orOnly)
 	o := &operator.Options{}
 	c.Flags.StringVar(&o.By, "by", FindUserName(), "name of the person who makes the change; default: the user who runs the command")
 	c.Flags.StringVar(&o.Why, "why", "", "reason for the change; other people see this reason in the output of sagamill journal")

@@ -15,9 +15,12 @@ import (
 	"github.com/sagamill/sagamill/saga"
 )
 
+// orOnly ends the help of -schema of a command that takes the only schema: see takesOnlySchema.
+const orOnly = ", or if it has no tables, the only schema that has tables of sagamill"
+
 // TakeSeveral makes the help say that -schema and -database may name several.
 func (c *Call) TakeSeveral(without Default) {
-	which := "default: the only schema with tables of sagamill, or " + migrations.DefaultSchema
+	which := "default: " + migrations.DefaultSchema + orOnly
 	if without == EverySchema {
 		which = "default: all schemas with tables of sagamill"
 	}
@@ -30,7 +33,7 @@ type Default int
 
 // The defaults.
 const (
-	DefaultSchema Default = iota // the only schema with tables of sagamill, or [migrations.DefaultSchema]
+	DefaultSchema Default = iota // [migrations.DefaultSchema]; see takesOnlySchema
 	EverySchema                  // each that has tables of sagamill
 )
 
@@ -152,7 +155,7 @@ func (c *Call) openTargets(ctx context.Context, which Default, names []string) (
 		switch {
 		case which == EverySchema || len(databases) > 1:
 			found, err = d.ListSchemas(ctx, names)
-		case !c.IsGiven([]string{"schema"}):
+		case c.takesOnlySchema():
 			found, err = d.orOnlySchema(ctx, names)
 			names = nil
 		}
@@ -176,8 +179,21 @@ func (c *Call) openTargets(ctx context.Context, which Default, names []string) (
 	return targets, nil
 }
 
-// orOnlySchema returns names or, if only one schema has tables, this one.
+// takesOnlySchema reports whether the command may take the only schema with tables. A command that changes something is
+// about a schema that the person has named, or about [migrations.DefaultSchema].
+func (c *Call) takesOnlySchema() bool { return !c.changes && !c.IsGiven([]string{"schema"}) }
+
+// sqlHasTables says whether the schema $1 has the table in which a migration notes its version.
+const sqlHasTables = `SELECT to_regclass(quote_ident($1) || '.schema_version') IS NOT NULL`
+
+// orOnlySchema returns names or, if the first has no tables and only one other schema has, this one.
 func (d *Database) orOnlySchema(ctx context.Context, names []string) ([]string, error) {
+	ctx, cancel := context.WithTimeout(ctx, ReadTimeout)
+	defer cancel()
+	var known bool
+	if err := d.Pool.QueryRow(ctx, sqlHasTables, names[0]).Scan(&known); known || err != nil {
+		return names, err
+	}
 	all, err := d.ListSchemas(ctx, nil)
 	if len(all) == 1 {
 		return all, err

@@ -11,6 +11,7 @@ import (
 
 	"github.com/sagamill/sagamill/cmd/sagamill/internal/cli"
 	"github.com/sagamill/sagamill/operator"
+	"github.com/sagamill/sagamill/outbox"
 )
 
 // Commands returns the commands of the family.
@@ -134,19 +135,21 @@ func (p *page) printText(w io.Writer) (problems int, err error) {
 	return len(rows), cli.PrintRows(w, rows)
 }
 
-// describeRetries says how many messages have failed and wait for their next attempt, which is no problem yet; "": none.
+// describeRetries says how many messages wait for their next attempt, which is no problem yet; "": none.
 func (p *page) describeRetries() string {
-	n := 0
+	n, floor := 0, false
 	for i := range p.schemas {
 		if inbox := p.schemas[i].Inbox; inbox != nil {
-			n += inbox.Retrying
+			n, floor = n+inbox.Retrying, floor || inbox.Retrying+inbox.Calling >= outbox.CountLimit
 		}
 	}
-	switch n {
-	case 0:
+	switch {
+	case n == 0:
 		return ""
-	case 1:
-		return " that need a person; 1 message has failed and will be tried again"
+	case floor:
+		return fmt.Sprintf(" that need a person; at least %d retrying messages", n)
+	case n == 1:
+		return " that need a person; 1 retrying message"
 	}
-	return fmt.Sprintf(" that need a person; %d messages have failed and will be tried again", n)
+	return fmt.Sprintf(" that need a person; %d retrying messages", n)
 }

@@ -21,7 +21,7 @@ UPDATE {schema}.parked SET state = 'dead', last_at = clock_timestamp() WHERE id 
 ---- inboxQueries.count0
 SELECT count(*) FROM {schema}.parked WHERE state = 'dead' AND id > $1 AND last_at <= $2 AND ($3::timestamptz IS NULL OR last_at >= $3)
 	AND ($4::bigint[] IS NULL OR id = ANY ($4)) AND ($5 = '' OR step = $5) AND ($6 = '' OR kind = $6) AND ($7 = '' OR reason = $7)
-	AND ($8 = '' OR error LIKE $8) AND ($9 = '' OR scope = $9) AND ($10 = '' OR key = $10) AND ($11 = '' OR topic = $11)
+	AND ($8 = '' OR error LIKE '%' || replace(replace(replace($8, chr(92), chr(92) || chr(92)), '%', chr(92) || '%'), '_', chr(92) || '_') || '%') AND ($9 = '' OR scope = $9) AND ($10 = '' OR key = $10) AND ($11 = '' OR topic = $11)
 	AND ($12::bytea = '' OR message_id = $12) AND (fingerprint = $14 OR $14 = '') AND (NOT $15::boolean OR coalesce(step, '') = '')
 	AND ($13::timestamptz IS NULL OR last_at <= $13 AND coalesce(redriven_at <= $13, true)
 	AND CASE WHEN digest IS NULL THEN true ELSE coalesce(substring(
@@ -30,7 +30,7 @@ SELECT count(*) FROM {schema}.parked WHERE state = 'dead' AND id > $1 AND last_a
 ---- inboxQueries.count1
 SELECT count(*) FROM {schema}.parked WHERE state = 'retrying' AND id > $1 AND last_at <= $2 AND ($3::timestamptz IS NULL OR last_at >= $3)
 	AND ($4::bigint[] IS NULL OR id = ANY ($4)) AND ($5 = '' OR step = $5) AND ($6 = '' OR kind = $6) AND ($7 = '' OR reason = $7)
-	AND ($8 = '' OR error LIKE $8) AND ($9 = '' OR scope = $9) AND ($10 = '' OR key = $10) AND ($11 = '' OR topic = $11)
+	AND ($8 = '' OR error LIKE '%' || replace(replace(replace($8, chr(92), chr(92) || chr(92)), '%', chr(92) || '%'), '_', chr(92) || '_') || '%') AND ($9 = '' OR scope = $9) AND ($10 = '' OR key = $10) AND ($11 = '' OR topic = $11)
 	AND ($12::bytea = '' OR message_id = $12) AND (fingerprint = $14 OR $14 = '') AND (NOT $15::boolean OR coalesce(step, '') = '')
 	AND ($13::timestamptz IS NULL OR last_at <= $13 AND coalesce(redriven_at <= $13, true)
 	AND CASE WHEN digest IS NULL THEN true ELSE coalesce(substring(
@@ -40,7 +40,7 @@ SELECT count(*) FROM {schema}.parked WHERE state = 'retrying' AND id > $1 AND la
 
 WITH batch AS (SELECT id FROM {schema}.parked WHERE state = 'dead' AND id > $1 AND last_at <= $2 AND ($3::timestamptz IS NULL OR last_at >= $3)
 	AND ($4::bigint[] IS NULL OR id = ANY ($4)) AND ($5 = '' OR step = $5) AND ($6 = '' OR kind = $6) AND ($7 = '' OR reason = $7)
-	AND ($8 = '' OR error LIKE $8) AND ($9 = '' OR scope = $9) AND ($10 = '' OR key = $10) AND ($11 = '' OR topic = $11)
+	AND ($8 = '' OR position($8 IN error) > 0) AND ($9 = '' OR scope = $9) AND ($10 = '' OR key = $10) AND ($11 = '' OR topic = $11)
 	AND ($12::bytea = '' OR message_id = $12) AND (fingerprint = $14 OR $14 = '') AND (NOT $15::boolean OR coalesce(step, '') = '')
 	AND ($13::timestamptz IS NULL OR last_at <= $13 AND coalesce(redriven_at <= $13, true)
 	AND CASE WHEN digest IS NULL THEN true ELSE coalesce(substring(
@@ -53,7 +53,7 @@ RETURNING p.id
 DELETE FROM {schema}.parked
 WHERE id = ANY (ARRAY(SELECT id FROM {schema}.parked WHERE state = 'dead' AND id > $1 AND last_at <= $2 AND ($3::timestamptz IS NULL OR last_at >= $3)
 	AND ($4::bigint[] IS NULL OR id = ANY ($4)) AND ($5 = '' OR step = $5) AND ($6 = '' OR kind = $6) AND ($7 = '' OR reason = $7)
-	AND ($8 = '' OR error LIKE $8) AND ($9 = '' OR scope = $9) AND ($10 = '' OR key = $10) AND ($11 = '' OR topic = $11)
+	AND ($8 = '' OR position($8 IN error) > 0) AND ($9 = '' OR scope = $9) AND ($10 = '' OR key = $10) AND ($11 = '' OR topic = $11)
 	AND ($12::bytea = '' OR message_id = $12) AND (fingerprint = $14 OR $14 = '') AND (NOT $15::boolean OR coalesce(step, '') = '')
 	AND ($13::timestamptz IS NULL OR last_at <= $13 AND coalesce(redriven_at <= $13, true)
 	AND CASE WHEN digest IS NULL THEN true ELSE coalesce(substring(
@@ -81,7 +81,7 @@ groups AS (
 	SELECT topic, coalesce(step, '') AS step, reason AS reason, fingerprint, count(*) AS n, min(last_at) AS oldest, max(last_at) AS newest, max(id) AS sample, ARRAY[count(*) FILTER (WHERE last_at > (SELECT now - interval '3600 seconds' FROM moment)), count(*) FILTER (WHERE last_at > (SELECT now - interval '3300 seconds' FROM moment)), count(*) FILTER (WHERE last_at > (SELECT now - interval '3000 seconds' FROM moment)), count(*) FILTER (WHERE last_at > (SELECT now - interval '2700 seconds' FROM moment)), count(*) FILTER (WHERE last_at > (SELECT now - interval '2400 seconds' FROM moment)), count(*) FILTER (WHERE last_at > (SELECT now - interval '2100 seconds' FROM moment)), count(*) FILTER (WHERE last_at > (SELECT now - interval '1800 seconds' FROM moment)), count(*) FILTER (WHERE last_at > (SELECT now - interval '1500 seconds' FROM moment)), count(*) FILTER (WHERE last_at > (SELECT now - interval '1200 seconds' FROM moment)), count(*) FILTER (WHERE last_at > (SELECT now - interval '900 seconds' FROM moment)), count(*) FILTER (WHERE last_at > (SELECT now - interval '600 seconds' FROM moment)), count(*) FILTER (WHERE last_at > (SELECT now - interval '300 seconds' FROM moment))] AS trend
 	FROM {schema}.parked WHERE state = 'dead' AND id > $1 AND last_at <= $2 AND ($3::timestamptz IS NULL OR last_at >= $3)
 	AND ($4::bigint[] IS NULL OR id = ANY ($4)) AND ($5 = '' OR step = $5) AND ($6 = '' OR kind = $6) AND ($7 = '' OR reason = $7)
-	AND ($8 = '' OR error LIKE $8) AND ($9 = '' OR scope = $9) AND ($10 = '' OR key = $10) AND ($11 = '' OR topic = $11)
+	AND ($8 = '' OR error LIKE '%' || replace(replace(replace($8, chr(92), chr(92) || chr(92)), '%', chr(92) || '%'), '_', chr(92) || '_') || '%') AND ($9 = '' OR scope = $9) AND ($10 = '' OR key = $10) AND ($11 = '' OR topic = $11)
 	AND ($12::bytea = '' OR message_id = $12) AND (fingerprint = $14 OR $14 = '') AND (NOT $15::boolean OR coalesce(step, '') = '')
 	AND ($13::timestamptz IS NULL OR last_at <= $13 AND coalesce(redriven_at <= $13, true)
 	AND CASE WHEN digest IS NULL THEN true ELSE coalesce(substring(
@@ -97,7 +97,7 @@ groups AS (
 	SELECT topic, coalesce(step, '') AS step, reason AS reason, fingerprint, count(*) AS n, min(last_at) AS oldest, max(last_at) AS newest, max(id) AS sample, ARRAY[count(*) FILTER (WHERE last_at > (SELECT now - interval '3600 seconds' FROM moment)), count(*) FILTER (WHERE last_at > (SELECT now - interval '3300 seconds' FROM moment)), count(*) FILTER (WHERE last_at > (SELECT now - interval '3000 seconds' FROM moment)), count(*) FILTER (WHERE last_at > (SELECT now - interval '2700 seconds' FROM moment)), count(*) FILTER (WHERE last_at > (SELECT now - interval '2400 seconds' FROM moment)), count(*) FILTER (WHERE last_at > (SELECT now - interval '2100 seconds' FROM moment)), count(*) FILTER (WHERE last_at > (SELECT now - interval '1800 seconds' FROM moment)), count(*) FILTER (WHERE last_at > (SELECT now - interval '1500 seconds' FROM moment)), count(*) FILTER (WHERE last_at > (SELECT now - interval '1200 seconds' FROM moment)), count(*) FILTER (WHERE last_at > (SELECT now - interval '900 seconds' FROM moment)), count(*) FILTER (WHERE last_at > (SELECT now - interval '600 seconds' FROM moment)), count(*) FILTER (WHERE last_at > (SELECT now - interval '300 seconds' FROM moment))] AS trend
 	FROM {schema}.parked WHERE state = 'retrying' AND id > $1 AND last_at <= $2 AND ($3::timestamptz IS NULL OR last_at >= $3)
 	AND ($4::bigint[] IS NULL OR id = ANY ($4)) AND ($5 = '' OR step = $5) AND ($6 = '' OR kind = $6) AND ($7 = '' OR reason = $7)
-	AND ($8 = '' OR error LIKE $8) AND ($9 = '' OR scope = $9) AND ($10 = '' OR key = $10) AND ($11 = '' OR topic = $11)
+	AND ($8 = '' OR error LIKE '%' || replace(replace(replace($8, chr(92), chr(92) || chr(92)), '%', chr(92) || '%'), '_', chr(92) || '_') || '%') AND ($9 = '' OR scope = $9) AND ($10 = '' OR key = $10) AND ($11 = '' OR topic = $11)
 	AND ($12::bytea = '' OR message_id = $12) AND (fingerprint = $14 OR $14 = '') AND (NOT $15::boolean OR coalesce(step, '') = '')
 	AND ($13::timestamptz IS NULL OR last_at <= $13 AND coalesce(redriven_at <= $13, true)
 	AND CASE WHEN digest IS NULL THEN true ELSE coalesce(substring(
@@ -139,7 +139,7 @@ SELECT id, state, kind, coalesce(scope, ''), coalesce(key, ''), coalesce(step, '
 	header_names, header_values, NULL::bytea, octet_length(payload), reason, error, '', fingerprint, attempts, first_at, last_at,
 	CASE WHEN state = 'retrying' AND isfinite(due_at) THEN due_at END, digest, in_doubt, NULL::jsonb FROM {schema}.parked WHERE state = 'dead' AND id > $1 AND last_at <= $2 AND ($3::timestamptz IS NULL OR last_at >= $3)
 	AND ($4::bigint[] IS NULL OR id = ANY ($4)) AND ($5 = '' OR step = $5) AND ($6 = '' OR kind = $6) AND ($7 = '' OR reason = $7)
-	AND ($8 = '' OR error LIKE $8) AND ($9 = '' OR scope = $9) AND ($10 = '' OR key = $10) AND ($11 = '' OR topic = $11)
+	AND ($8 = '' OR error LIKE '%' || replace(replace(replace($8, chr(92), chr(92) || chr(92)), '%', chr(92) || '%'), '_', chr(92) || '_') || '%') AND ($9 = '' OR scope = $9) AND ($10 = '' OR key = $10) AND ($11 = '' OR topic = $11)
 	AND ($12::bytea = '' OR message_id = $12) AND (fingerprint = $14 OR $14 = '') AND (NOT $15::boolean OR coalesce(step, '') = '')
 	AND ($13::timestamptz IS NULL OR last_at <= $13 AND coalesce(redriven_at <= $13, true)
 	AND CASE WHEN digest IS NULL THEN true ELSE coalesce(substring(
@@ -150,7 +150,7 @@ SELECT id, state, kind, coalesce(scope, ''), coalesce(key, ''), coalesce(step, '
 	header_names, header_values, NULL::bytea, octet_length(payload), reason, error, '', fingerprint, attempts, first_at, last_at,
 	CASE WHEN state = 'retrying' AND isfinite(due_at) THEN due_at END, digest, in_doubt, NULL::jsonb FROM {schema}.parked WHERE state = 'retrying' AND id > $1 AND last_at <= $2 AND ($3::timestamptz IS NULL OR last_at >= $3)
 	AND ($4::bigint[] IS NULL OR id = ANY ($4)) AND ($5 = '' OR step = $5) AND ($6 = '' OR kind = $6) AND ($7 = '' OR reason = $7)
-	AND ($8 = '' OR error LIKE $8) AND ($9 = '' OR scope = $9) AND ($10 = '' OR key = $10) AND ($11 = '' OR topic = $11)
+	AND ($8 = '' OR error LIKE '%' || replace(replace(replace($8, chr(92), chr(92) || chr(92)), '%', chr(92) || '%'), '_', chr(92) || '_') || '%') AND ($9 = '' OR scope = $9) AND ($10 = '' OR key = $10) AND ($11 = '' OR topic = $11)
 	AND ($12::bytea = '' OR message_id = $12) AND (fingerprint = $14 OR $14 = '') AND (NOT $15::boolean OR coalesce(step, '') = '')
 	AND ($13::timestamptz IS NULL OR last_at <= $13 AND coalesce(redriven_at <= $13, true)
 	AND CASE WHEN digest IS NULL THEN true ELSE coalesce(substring(
@@ -211,7 +211,7 @@ SELECT id FROM (
 	SELECT id, sum(octet_length(payload)) OVER (ORDER BY id) - octet_length(payload) AS before
 	FROM (SELECT id, payload FROM {schema}.parked WHERE state = 'dead' AND id > $1 AND last_at <= $2 AND ($3::timestamptz IS NULL OR last_at >= $3)
 	AND ($4::bigint[] IS NULL OR id = ANY ($4)) AND ($5 = '' OR step = $5) AND ($6 = '' OR kind = $6) AND ($7 = '' OR reason = $7)
-	AND ($8 = '' OR error LIKE $8) AND ($9 = '' OR scope = $9) AND ($10 = '' OR key = $10) AND ($11 = '' OR topic = $11)
+	AND ($8 = '' OR position($8 IN error) > 0) AND ($9 = '' OR scope = $9) AND ($10 = '' OR key = $10) AND ($11 = '' OR topic = $11)
 	AND ($12::bytea = '' OR message_id = $12) AND (fingerprint = $14 OR $14 = '') AND (NOT $15::boolean OR coalesce(step, '') = '')
 	AND ($13::timestamptz IS NULL OR last_at <= $13 AND coalesce(redriven_at <= $13, true)
 	AND CASE WHEN digest IS NULL THEN true ELSE coalesce(substring(
@@ -222,7 +222,7 @@ WHERE before < $18 ORDER BY id
 
 SELECT id FROM {schema}.parked WHERE state = 'dead' AND id > $1 AND last_at <= $2 AND ($3::timestamptz IS NULL OR last_at >= $3)
 	AND ($4::bigint[] IS NULL OR id = ANY ($4)) AND ($5 = '' OR step = $5) AND ($6 = '' OR kind = $6) AND ($7 = '' OR reason = $7)
-	AND ($8 = '' OR error LIKE $8) AND ($9 = '' OR scope = $9) AND ($10 = '' OR key = $10) AND ($11 = '' OR topic = $11)
+	AND ($8 = '' OR position($8 IN error) > 0) AND ($9 = '' OR scope = $9) AND ($10 = '' OR key = $10) AND ($11 = '' OR topic = $11)
 	AND ($12::bytea = '' OR message_id = $12) AND (fingerprint = $14 OR $14 = '') AND (NOT $15::boolean OR coalesce(step, '') = '')
 	AND ($13::timestamptz IS NULL OR last_at <= $13 AND coalesce(redriven_at <= $13, true)
 	AND CASE WHEN digest IS NULL THEN true ELSE coalesce(substring(
@@ -232,7 +232,7 @@ SELECT id FROM {schema}.parked WHERE state = 'dead' AND id > $1 AND last_at <= $
 
 SELECT id FROM {schema}.parked WHERE state = 'retrying' AND id > $1 AND last_at <= $2 AND ($3::timestamptz IS NULL OR last_at >= $3)
 	AND ($4::bigint[] IS NULL OR id = ANY ($4)) AND ($5 = '' OR step = $5) AND ($6 = '' OR kind = $6) AND ($7 = '' OR reason = $7)
-	AND ($8 = '' OR error LIKE $8) AND ($9 = '' OR scope = $9) AND ($10 = '' OR key = $10) AND ($11 = '' OR topic = $11)
+	AND ($8 = '' OR position($8 IN error) > 0) AND ($9 = '' OR scope = $9) AND ($10 = '' OR key = $10) AND ($11 = '' OR topic = $11)
 	AND ($12::bytea = '' OR message_id = $12) AND (fingerprint = $14 OR $14 = '') AND (NOT $15::boolean OR coalesce(step, '') = '')
 	AND ($13::timestamptz IS NULL OR last_at <= $13 AND coalesce(redriven_at <= $13, true)
 	AND CASE WHEN digest IS NULL THEN true ELSE coalesce(substring(
@@ -276,7 +276,7 @@ RETURNING id
 
 WITH batch AS (SELECT id FROM {schema}.parked WHERE state = 'retrying' AND id > $1 AND last_at <= $2 AND ($3::timestamptz IS NULL OR last_at >= $3)
 	AND ($4::bigint[] IS NULL OR id = ANY ($4)) AND ($5 = '' OR step = $5) AND ($6 = '' OR kind = $6) AND ($7 = '' OR reason = $7)
-	AND ($8 = '' OR error LIKE $8) AND ($9 = '' OR scope = $9) AND ($10 = '' OR key = $10) AND ($11 = '' OR topic = $11)
+	AND ($8 = '' OR position($8 IN error) > 0) AND ($9 = '' OR scope = $9) AND ($10 = '' OR key = $10) AND ($11 = '' OR topic = $11)
 	AND ($12::bytea = '' OR message_id = $12) AND (fingerprint = $14 OR $14 = '') AND (NOT $15::boolean OR coalesce(step, '') = '')
 	AND ($13::timestamptz IS NULL OR last_at <= $13 AND coalesce(redriven_at <= $13, true)
 	AND CASE WHEN digest IS NULL THEN true ELSE coalesce(substring(
@@ -449,7 +449,7 @@ WHERE s.ended_at IS NULL AND length(s.progress) <= $4
 
 WITH batch AS (SELECT id FROM {schema}.outbox_held WHERE (state = 'refused' OR state = 'waiting' AND due_at < 'infinity' AND reason <> '') AND id > $1 AND coalesce(refused_at, created_at) <= $2 AND ($3::bigint[] IS NULL OR id = ANY ($3))
 	AND ($4::uuid IS NULL OR message_id = $4) AND ($5 = '' OR topic = $5) AND ($6 = '' OR scope = $6) AND ($7 = '' OR key = $7)
-	AND ($8 = '' OR reason LIKE $8) AND ($9 = '' OR step = $9) AND ($10::timestamptz IS NULL OR coalesce(refused_at, created_at) <= $10)
+	AND ($8 = '' OR position($8 IN reason) > 0) AND ($9 = '' OR step = $9) AND ($10::timestamptz IS NULL OR coalesce(refused_at, created_at) <= $10)
 	AND (fingerprint = $11 OR $11 = '') AND (NOT $12::boolean OR step = '') ORDER BY id LIMIT $13 FOR UPDATE)
 UPDATE {schema}.outbox_held h
 SET state = 'dead', attempts = greatest(h.attempts, 1), refused_at = clock_timestamp()
@@ -468,7 +468,7 @@ ORDER BY id
 ---- outboxQueries.count
 SELECT count(*) FROM {schema}.outbox_held WHERE state = 'dead' AND id > $1 AND refused_at <= $2 AND ($3::bigint[] IS NULL OR id = ANY ($3))
 	AND ($4::uuid IS NULL OR message_id = $4) AND ($5 = '' OR topic = $5) AND ($6 = '' OR scope = $6) AND ($7 = '' OR key = $7)
-	AND ($8 = '' OR reason LIKE $8) AND ($9 = '' OR step = $9) AND ($10::timestamptz IS NULL OR refused_at <= $10)
+	AND ($8 = '' OR reason LIKE '%' || replace(replace(replace($8, chr(92), chr(92) || chr(92)), '%', chr(92) || '%'), '_', chr(92) || '_') || '%') AND ($9 = '' OR step = $9) AND ($10::timestamptz IS NULL OR refused_at <= $10)
 	AND (fingerprint = $11 OR $11 = '') AND (NOT $12::boolean OR step = '')
 ---- outboxQueries.countLogged
 SELECT count(*), coalesce(max(id), 0) FROM {schema}.outbox m WHERE leaf IS DISTINCT FROM -1 AND id > $5 AND ($1 = '' OR scope = $1) AND ($2 = '' OR key = $2)
@@ -477,13 +477,13 @@ SELECT count(*), coalesce(max(id), 0) FROM {schema}.outbox m WHERE leaf IS DISTI
 ---- outboxQueries.countRetrying
 SELECT count(*) FROM {schema}.outbox_held WHERE (state = 'refused' OR state = 'waiting' AND due_at < 'infinity' AND reason <> '') AND id > $1 AND coalesce(refused_at, created_at) <= $2 AND ($3::bigint[] IS NULL OR id = ANY ($3))
 	AND ($4::uuid IS NULL OR message_id = $4) AND ($5 = '' OR topic = $5) AND ($6 = '' OR scope = $6) AND ($7 = '' OR key = $7)
-	AND ($8 = '' OR reason LIKE $8) AND ($9 = '' OR step = $9) AND ($10::timestamptz IS NULL OR coalesce(refused_at, created_at) <= $10)
+	AND ($8 = '' OR reason LIKE '%' || replace(replace(replace($8, chr(92), chr(92) || chr(92)), '%', chr(92) || '%'), '_', chr(92) || '_') || '%') AND ($9 = '' OR step = $9) AND ($10::timestamptz IS NULL OR coalesce(refused_at, created_at) <= $10)
 	AND (fingerprint = $11 OR $11 = '') AND (NOT $12::boolean OR step = '')
 ---- outboxQueries.discard
 
 WITH batch AS (SELECT id FROM {schema}.outbox_held WHERE state = 'dead' AND id > $1 AND refused_at <= $2 AND ($3::bigint[] IS NULL OR id = ANY ($3))
 	AND ($4::uuid IS NULL OR message_id = $4) AND ($5 = '' OR topic = $5) AND ($6 = '' OR scope = $6) AND ($7 = '' OR key = $7)
-	AND ($8 = '' OR reason LIKE $8) AND ($9 = '' OR step = $9) AND ($10::timestamptz IS NULL OR refused_at <= $10)
+	AND ($8 = '' OR position($8 IN reason) > 0) AND ($9 = '' OR step = $9) AND ($10::timestamptz IS NULL OR refused_at <= $10)
 	AND (fingerprint = $11 OR $11 = '') AND (NOT $12::boolean OR step = '') ORDER BY id LIMIT $13 FOR UPDATE)
 DELETE FROM {schema}.outbox_held h USING batch WHERE h.id = batch.id
 RETURNING h.id, h.ordering_key
@@ -494,7 +494,7 @@ groups AS (
 	SELECT topic, step AS step, '' AS reason, fingerprint, count(*) AS n, min(refused_at) AS oldest, max(refused_at) AS newest, max(id) AS sample, ARRAY[count(*) FILTER (WHERE refused_at > (SELECT now - interval '3600 seconds' FROM moment)), count(*) FILTER (WHERE refused_at > (SELECT now - interval '3300 seconds' FROM moment)), count(*) FILTER (WHERE refused_at > (SELECT now - interval '3000 seconds' FROM moment)), count(*) FILTER (WHERE refused_at > (SELECT now - interval '2700 seconds' FROM moment)), count(*) FILTER (WHERE refused_at > (SELECT now - interval '2400 seconds' FROM moment)), count(*) FILTER (WHERE refused_at > (SELECT now - interval '2100 seconds' FROM moment)), count(*) FILTER (WHERE refused_at > (SELECT now - interval '1800 seconds' FROM moment)), count(*) FILTER (WHERE refused_at > (SELECT now - interval '1500 seconds' FROM moment)), count(*) FILTER (WHERE refused_at > (SELECT now - interval '1200 seconds' FROM moment)), count(*) FILTER (WHERE refused_at > (SELECT now - interval '900 seconds' FROM moment)), count(*) FILTER (WHERE refused_at > (SELECT now - interval '600 seconds' FROM moment)), count(*) FILTER (WHERE refused_at > (SELECT now - interval '300 seconds' FROM moment))] AS trend
 	FROM {schema}.outbox_held WHERE state = 'dead' AND id > $1 AND refused_at <= $2 AND ($3::bigint[] IS NULL OR id = ANY ($3))
 	AND ($4::uuid IS NULL OR message_id = $4) AND ($5 = '' OR topic = $5) AND ($6 = '' OR scope = $6) AND ($7 = '' OR key = $7)
-	AND ($8 = '' OR reason LIKE $8) AND ($9 = '' OR step = $9) AND ($10::timestamptz IS NULL OR refused_at <= $10)
+	AND ($8 = '' OR reason LIKE '%' || replace(replace(replace($8, chr(92), chr(92) || chr(92)), '%', chr(92) || '%'), '_', chr(92) || '_') || '%') AND ($9 = '' OR step = $9) AND ($10::timestamptz IS NULL OR refused_at <= $10)
 	AND (fingerprint = $11 OR $11 = '') AND (NOT $12::boolean OR step = '') GROUP BY 1, 2, 3, 4)
 SELECT topic, step, reason, fingerprint, coalesce((SELECT left(reason, 300) FROM {schema}.outbox_held l WHERE l.id = sample), ''), n, oldest, newest, trend,
 	(sum(n) OVER ())::bigint, count(*) OVER ()
@@ -506,7 +506,7 @@ groups AS (
 	SELECT topic, step AS step, '' AS reason, fingerprint, count(*) AS n, min(coalesce(refused_at, created_at)) AS oldest, max(coalesce(refused_at, created_at)) AS newest, max(id) AS sample, ARRAY[count(*) FILTER (WHERE coalesce(refused_at, created_at) > (SELECT now - interval '3600 seconds' FROM moment)), count(*) FILTER (WHERE coalesce(refused_at, created_at) > (SELECT now - interval '3300 seconds' FROM moment)), count(*) FILTER (WHERE coalesce(refused_at, created_at) > (SELECT now - interval '3000 seconds' FROM moment)), count(*) FILTER (WHERE coalesce(refused_at, created_at) > (SELECT now - interval '2700 seconds' FROM moment)), count(*) FILTER (WHERE coalesce(refused_at, created_at) > (SELECT now - interval '2400 seconds' FROM moment)), count(*) FILTER (WHERE coalesce(refused_at, created_at) > (SELECT now - interval '2100 seconds' FROM moment)), count(*) FILTER (WHERE coalesce(refused_at, created_at) > (SELECT now - interval '1800 seconds' FROM moment)), count(*) FILTER (WHERE coalesce(refused_at, created_at) > (SELECT now - interval '1500 seconds' FROM moment)), count(*) FILTER (WHERE coalesce(refused_at, created_at) > (SELECT now - interval '1200 seconds' FROM moment)), count(*) FILTER (WHERE coalesce(refused_at, created_at) > (SELECT now - interval '900 seconds' FROM moment)), count(*) FILTER (WHERE coalesce(refused_at, created_at) > (SELECT now - interval '600 seconds' FROM moment)), count(*) FILTER (WHERE coalesce(refused_at, created_at) > (SELECT now - interval '300 seconds' FROM moment))] AS trend
 	FROM {schema}.outbox_held WHERE (state = 'refused' OR state = 'waiting' AND due_at < 'infinity' AND reason <> '') AND id > $1 AND coalesce(refused_at, created_at) <= $2 AND ($3::bigint[] IS NULL OR id = ANY ($3))
 	AND ($4::uuid IS NULL OR message_id = $4) AND ($5 = '' OR topic = $5) AND ($6 = '' OR scope = $6) AND ($7 = '' OR key = $7)
-	AND ($8 = '' OR reason LIKE $8) AND ($9 = '' OR step = $9) AND ($10::timestamptz IS NULL OR coalesce(refused_at, created_at) <= $10)
+	AND ($8 = '' OR reason LIKE '%' || replace(replace(replace($8, chr(92), chr(92) || chr(92)), '%', chr(92) || '%'), '_', chr(92) || '_') || '%') AND ($9 = '' OR step = $9) AND ($10::timestamptz IS NULL OR coalesce(refused_at, created_at) <= $10)
 	AND (fingerprint = $11 OR $11 = '') AND (NOT $12::boolean OR step = '') GROUP BY 1, 2, 3, 4)
 SELECT topic, step, reason, fingerprint, coalesce((SELECT left(reason, 300) FROM {schema}.outbox_held l WHERE l.id = sample), ''), n, oldest, newest, trend,
 	(sum(n) OVER ())::bigint, count(*) OVER ()
@@ -524,7 +524,7 @@ SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlati
 	CASE WHEN state <> 'dead' THEN due_at END
 FROM {schema}.outbox_held WHERE state = 'dead' AND id > $1 AND refused_at <= $2 AND ($3::bigint[] IS NULL OR id = ANY ($3))
 	AND ($4::uuid IS NULL OR message_id = $4) AND ($5 = '' OR topic = $5) AND ($6 = '' OR scope = $6) AND ($7 = '' OR key = $7)
-	AND ($8 = '' OR reason LIKE $8) AND ($9 = '' OR step = $9) AND ($10::timestamptz IS NULL OR refused_at <= $10)
+	AND ($8 = '' OR reason LIKE '%' || replace(replace(replace($8, chr(92), chr(92) || chr(92)), '%', chr(92) || '%'), '_', chr(92) || '_') || '%') AND ($9 = '' OR step = $9) AND ($10::timestamptz IS NULL OR refused_at <= $10)
 	AND (fingerprint = $11 OR $11 = '') AND (NOT $12::boolean OR step = '') ORDER BY id LIMIT $13
 ---- outboxQueries.listJournal
 
@@ -546,7 +546,7 @@ SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlati
 	CASE WHEN state <> 'dead' THEN due_at END
 FROM {schema}.outbox_held WHERE (state = 'refused' OR state = 'waiting' AND due_at < 'infinity' AND reason <> '') AND id > $1 AND coalesce(refused_at, created_at) <= $2 AND ($3::bigint[] IS NULL OR id = ANY ($3))
 	AND ($4::uuid IS NULL OR message_id = $4) AND ($5 = '' OR topic = $5) AND ($6 = '' OR scope = $6) AND ($7 = '' OR key = $7)
-	AND ($8 = '' OR reason LIKE $8) AND ($9 = '' OR step = $9) AND ($10::timestamptz IS NULL OR coalesce(refused_at, created_at) <= $10)
+	AND ($8 = '' OR reason LIKE '%' || replace(replace(replace($8, chr(92), chr(92) || chr(92)), '%', chr(92) || '%'), '_', chr(92) || '_') || '%') AND ($9 = '' OR step = $9) AND ($10::timestamptz IS NULL OR coalesce(refused_at, created_at) <= $10)
 	AND (fingerprint = $11 OR $11 = '') AND (NOT $12::boolean OR step = '') ORDER BY id LIMIT $13
 ---- outboxQueries.locate
 
@@ -766,7 +766,7 @@ ORDER BY id
 
 WITH batch AS (SELECT id FROM {schema}.outbox_held WHERE state = 'dead' AND id > $1 AND refused_at <= $2 AND ($3::bigint[] IS NULL OR id = ANY ($3))
 	AND ($4::uuid IS NULL OR message_id = $4) AND ($5 = '' OR topic = $5) AND ($6 = '' OR scope = $6) AND ($7 = '' OR key = $7)
-	AND ($8 = '' OR reason LIKE $8) AND ($9 = '' OR step = $9) AND ($10::timestamptz IS NULL OR refused_at <= $10)
+	AND ($8 = '' OR position($8 IN reason) > 0) AND ($9 = '' OR step = $9) AND ($10::timestamptz IS NULL OR refused_at <= $10)
 	AND (fingerprint = $11 OR $11 = '') AND (NOT $12::boolean OR step = '') ORDER BY id LIMIT $13 FOR UPDATE)
 UPDATE {schema}.outbox_held h
 SET state = 'delayed', attempts = 0, refused_at = NULL, due_at = (SELECT clock_timestamp())
@@ -828,10 +828,14 @@ UNION ALL
 ORDER BY id LIMIT $3
 ---- readerQueries.findParked
 
-SELECT coalesce(scope, ''), coalesce(key, ''), coalesce(step, ''), id FROM {schema}.parked
-WHERE ARRAY[substring(message_id FROM 1 FOR 255),
-	substring(header_values[array_position(header_names, 'correlation-id'::bytea)] FROM 1 FOR 255),
-	substring(header_values[array_position(header_names, 'x-causation-id'::bytea)] FROM 1 FOR 255)] @> ARRAY[substring($1::bytea FROM 1 FOR 255)] ORDER BY id LIMIT $2
+SELECT coalesce(scope, ''), coalesce(key, ''), coalesce(step, ''), id FROM (
+	SELECT scope, key, step, id FROM {schema}.parked
+	WHERE state = 'dead' AND (message_id = $1::bytea OR header_values[array_position(header_names, 'correlation-id'::bytea)] = $1 OR header_values[array_position(header_names, 'x-causation-id'::bytea)] = $1) AND (substring(message_id FROM 1 FOR 255) = substring($1 FROM 1 FOR 255)
+		OR substring(header_values[array_position(header_names, 'correlation-id'::bytea)] FROM 1 FOR 255) = substring($1 FROM 1 FOR 255)
+		OR substring(header_values[array_position(header_names, 'x-causation-id'::bytea)] FROM 1 FOR 255) = substring($1 FROM 1 FOR 255))
+	UNION ALL
+	SELECT scope, key, step, id FROM {schema}.parked WHERE state = 'retrying' AND (message_id = $1::bytea OR header_values[array_position(header_names, 'correlation-id'::bytea)] = $1 OR header_values[array_position(header_names, 'x-causation-id'::bytea)] = $1)) found
+ORDER BY id LIMIT $2
 ---- readerQueries.findRequests
 
 WITH RECURSIVE spaces AS (
