@@ -79,8 +79,24 @@ func (q *inquiry) findDeadLetters(home *SagaPart, step *TimelineStep) (all []hel
 			}
 		}
 	}
-	slices.SortStableFunc(all, func(a, b heldLetter) int { return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.ID, b.ID)) })
+	sortLetters(all)
 	return all
+}
+
+// findStepLetters returns the dead letters of the step of l, in the order in which they must be redriven.
+func findStepLetters(s *SagaPart, l *DeadLetter) (all []heldLetter) {
+	for i := range s.Inbox.Letters {
+		if other := &s.Inbox.Letters[i]; other.State == StateDead && other.Step == l.Step && other.N == l.N {
+			all = append(all, heldLetter{s, other})
+		}
+	}
+	sortLetters(all)
+	return all
+}
+
+// sortLetters orders the letters of a step as they must be redriven.
+func sortLetters(all []heldLetter) {
+	slices.SortStableFunc(all, func(a, b heldLetter) int { return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.ID, b.ID)) })
 }
 
 // formatRedrive returns the command lines that redrive letters, one for each schema, or what they do.

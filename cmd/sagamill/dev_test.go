@@ -159,6 +159,18 @@ func TestCommandsFindARunningProgram(t *testing.T) {
 			t.Errorf("%s: %d %q, want %d and %q", tt.args, code, out.String(), tt.code, tt.says)
 		}
 	}
+	t.Setenv("DATABASE_URL", "postgres://another.invalid/")
+	var said bytes.Buffer
+	run(t.Context(), []string{"version"}, &said, &said)
+	run(t.Context(), []string{"status", "-schema", schema, "-database", database}, &said, &said)
+	if strings.Contains(said.String(), "using DATABASE_URL") {
+		t.Errorf("without a use of DATABASE_URL: %s", said.String())
+	}
+	run(t.Context(), []string{"status", "-schema", schema}, &said, &said)
+	if !strings.Contains(said.String(), "sagamill: using DATABASE_URL, and not the database of the running a program\n") {
+		t.Errorf("with another database in DATABASE_URL: %s", said.String())
+	}
+	t.Setenv("DATABASE_URL", "")
 	if err := errors.Join(program.Close(), twin.Close()); err != nil {
 		t.Error(err)
 	}

@@ -49,6 +49,15 @@ func TestTheOnlySchemaIsTheDefault(t *testing.T) {
 	contains(t, w.on(1, "dead list"), "say which with -schema: there are tables of sagamill in orders, payments")
 }
 
+// Of a dead letter without an instance, as a choreographed saga has, why says how to redrive it with the others of its step.
+func TestWhySaysHowToRedriveAChoreographedStep(t *testing.T) {
+	t.Parallel()
+	w := newTown(t, "orders")
+	w.exec(`INSERT INTO orders.parked (state, kind, scope, key, step, n, topic, message_id, header_names, header_values, payload, reason, due_at)
+		SELECT 'dead', kind, 'acme', 'k', step, '', 'x', 'm', '{}', '{}', '{}', 'failed', now() FROM (VALUES ('compensation', 'pay'), ('action', 'pay'), ('action', 'ship')) v (kind, step)`)
+	contains(t, w.on(0, "why k"), "once the cause is fixed: sagamill dead redrive -schema orders -id 2,1\n", "once the cause is fixed: sagamill dead redrive -schema orders -id 3\n")
+}
+
 // A list goes from schema to schema, names the schema of each entry, and goes on where its last line says.
 func TestListsOfSeveralSchemas(t *testing.T) {
 	t.Parallel()

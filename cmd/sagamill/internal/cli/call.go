@@ -158,6 +158,7 @@ func (c *Call) checkPlaintext(flag string, urls []string) error {
 // such as make demo or sagamill dev. It returns an error if there are several such programs.
 func (c *Call) findDatabase() error {
 	if len(c.databases.urls) > 0 {
+		c.noteOtherServers()
 		return nil
 	}
 	running, err := c.findAdvertised("database", "DATABASE_URL")
@@ -165,6 +166,19 @@ func (c *Call) findDatabase() error {
 		c.databases.urls = []string{running.DatabaseURL}
 	}
 	return err
+}
+
+// noteOtherServers says that DATABASE_URL names another database than that of a running program that advertises one: a
+// person who has left the variable set would take one for the other.
+func (c *Call) noteOtherServers() {
+	if c.IsGiven([]string{"database"}) {
+		return
+	}
+	running := devservices.FindAdvertised()
+	here := func(r devservices.Advertised) bool { return slices.Contains(c.databases.urls, r.DatabaseURL) }
+	if len(running) > 0 && !slices.ContainsFunc(running, here) {
+		fmt.Fprintf(c.Stderr, "sagamill: using DATABASE_URL, and not the database of the running %s\n", running[0].Program)
+	}
 }
 
 // FindBroker does the same for the URL of the broker, which the flag -amqp names.
