@@ -28,7 +28,7 @@ const (
 	// A value of getShared is kept for readShare times as long as its read took, if that is longer than its age, but not
 	// longer than maxMemoAge. So what a page shows takes one part in readShare of a processor, or one read in a minute,
 	// however large the tables are.
-	readShare  = 200
+	readShare  = 300
 	maxMemoAge = time.Minute
 )
 

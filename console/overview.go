@@ -15,7 +15,7 @@ import (
 
 // How long what the overview reads is kept.
 const (
-	overviewAge = 4 * time.Second
+	overviewAge = 5 * time.Second
 	paceAge     = 20 * time.Second
 	processAge  = 10 * time.Second
 )

@@ -8,7 +8,7 @@
 //
 //	pages     all lists and look-ups, beside a load of the service on the same tables. Each visit is to a console that
 //	          has nothing in memory: a person who comes later waits less. A page that is called live is the first part
-//	          that its stream sends.
+//	          that its stream sends. All pages are measured in three rounds, and the medians of the rounds are printed.
 //	browsers  what browsers cost that have pages open. First without a load: the statements for one browser and for five
 //	          on one page, and the processor time of five on five pages. Then the throughput of the service with five
 //	          browsers and without, in slices that alternate.
