@@ -9,10 +9,21 @@ CREATE INDEX parked_dead_correlation ON {{.schema}}.parked
     (substring(header_values[array_position(header_names, 'correlation-id'::bytea)] FROM 1 FOR 255)) WHERE state = 'dead';
 CREATE INDEX parked_dead_cause ON {{.schema}}.parked
     (substring(header_values[array_position(header_names, 'x-causation-id'::bytea)] FROM 1 FOR 255)) WHERE state = 'dead';
-{{- else}}SELECT;{{end}}
+{{end}}
+{{- if .saga -}}
+-- Count live instances by status, and those that wait for a person at a participant, without their rows. An instance that
+-- moves on and keeps its status changes no column of these indexes, so that its update stays within its page (HOT).
+DROP INDEX {{.schema}}.saga_live;
+CREATE INDEX saga_live ON {{.schema}}.saga (name, version, id, status) WHERE ended_at IS NULL;
+CREATE INDEX saga_held ON {{.schema}}.saga (name, version) WHERE ended_at IS NULL AND status = 'running' AND reason <> '' AND tries = 0;
+{{end}}SELECT;
 
 ---- create above / drop below ----
 
 {{if .inbox -}}
 DROP INDEX {{.schema}}.parked_dead_id, {{.schema}}.parked_dead_correlation, {{.schema}}.parked_dead_cause;
-{{- else}}SELECT;{{end}}
+{{end}}
+{{- if .saga -}}
+DROP INDEX {{.schema}}.saga_held, {{.schema}}.saga_live;
+CREATE INDEX saga_live ON {{.schema}}.saga (name, version, id) WHERE ended_at IS NULL;
+{{end}}SELECT;
