@@ -50,16 +50,24 @@ func (e *engine) commitBatch(ctx context.Context, verb string, what map[string]s
 	})
 }
 
-// commitChange runs change in one transaction. After an error that does not come from the server it is unknown whether
-// the transaction has committed.
+// commitChange runs change in one transaction. If ctx ends after the change, the transaction commits all the same: else
+// nobody would know whether it has, and somebody who stops a long run would count too few. After an error of COMMIT that
+// does not come from the server, that is unknown.
 func (e *engine) commitChange(ctx context.Context, change func(tx pgx.Tx) error) error {
-	err := pgx.BeginTxFunc(ctx, e.db, pgx.TxOptions{BeginQuery: e.begin}, func(tx pgx.Tx) error {
-		if err := change(tx); err != nil {
-			return err
-		}
-		return e.beforeCommit()
-	})
+	tx, err := e.db.BeginTx(ctx, pgx.TxOptions{BeginQuery: e.begin})
 	if err != nil {
+		return err
+	}
+	defer func() { _ = tx.Rollback(ctx) }() // does nothing after a COMMIT; if ctx has ended, it closes the connection
+	if err = change(tx); err == nil {
+		err = e.beforeCommit()
+	}
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), batchTimeout)
+	defer cancel()
+	if err := tx.Commit(ctx); err != nil {
 		return err
 	}
 	return e.afterCommit()

@@ -325,6 +325,22 @@ func TestAnOperatorsTransactionIsLimited(t *testing.T) {
 	}
 }
 
+// A change whose caller goes away at its COMMIT is made and counted: else a run that is paused would count too few.
+func TestAChangeThatIsReadyIsCommittedAndCounted(t *testing.T) {
+	t.Parallel()
+	f := newLetterFixture(t)
+	f.manyDead(t, 1)
+	ctx, leave := context.WithCancel(t.Context())
+	d := f.inbox()
+	d.beforeCommit = func() error { leave(); return nil }
+	if n, err := d.discardLetters(ctx, Filter{}, nil); n != 1 || err != nil {
+		t.Errorf("discard = %d, %v; want 1", n, err)
+	}
+	if left := f.texts(t, "SELECT id::text FROM {schema}.parked"); len(left) != 0 {
+		t.Errorf("the letters %q are left", left)
+	}
+}
+
 // A compensation waited for its action, and became a dead letter with it. Where the
 // action alone is redriven, a further delivery of the compensation is a duplicate,
 // and the dead letter is what undoes the action.

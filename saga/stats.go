@@ -98,7 +98,8 @@ WITH RECURSIVE versions AS (
 		count(*) FILTER (WHERE status = 'paused') AS paused, count(*) FILTER (WHERE status = 'stuck') AS stuck
 	FROM (SELECT status FROM {schema}.saga WHERE ended_at IS NULL ORDER BY name, version LIMIT $1) live
 ), bound AS (
-	SELECT (lpad(to_hex((extract(epoch FROM min(updated_at) + interval '2 minutes') * 1000)::bigint), 12, '0') || repeat('f', 20))::uuid AS id
+	SELECT min(updated_at) AS moved,
+		(lpad(to_hex((extract(epoch FROM min(updated_at) + interval '2 minutes') * 1000)::bigint), 12, '0') || repeat('f', 20))::uuid AS id
 	FROM versions v CROSS JOIN (VALUES ('running'), ('compensating')) s (status) CROSS JOIN LATERAL (
 		SELECT l.updated_at FROM {schema}.saga l
 		WHERE l.ended_at IS NULL AND l.name = v.name AND l.version = v.version AND l.status = s.status ORDER BY l.id LIMIT 1) first
@@ -119,9 +120,9 @@ SELECT counted.running, counted.compensating, counted.paused, counted.stuck,
 		WHERE ended_at IS NULL AND status = 'running' AND reason <> '' AND tries = 0 LIMIT $1) held),
 	coalesce(extract(epoch FROM clock_timestamp() - since.stuck) * 1000000, 0)::bigint,
 	coalesce(extract(epoch FROM clock_timestamp() - since.paused) * 1000000, 0)::bigint,
-	coalesce(extract(epoch FROM clock_timestamp() - least(since.running, since.compensating)) * 1000000, 0)::bigint,
+	coalesce(extract(epoch FROM clock_timestamp() - least(since.running, since.compensating, moved)) * 1000000, 0)::bigint,
 	coalesce(extract(epoch FROM clock_timestamp() - due) * 1000000, 0)::bigint
-FROM counted, since`
+FROM counted, bound, since`
 
 // ReadStats reads the Stats of schema, by default sagamill. It needs no [Orchestrator].
 func ReadStats(ctx context.Context, db *pgxpool.Pool, schema string) (Stats, error) {
