@@ -303,7 +303,7 @@ func (s *letterSearch) verbsOf(state operator.State) (all []letterVerb) {
 var outcomeTexts = map[operator.Outcome]string{
 	operator.OutcomeRun:           "Its handler is entered again.",
 	operator.OutcomeNothingToUndo: "It is a compensation whose action has not run: the action never runs, and nothing is undone.",
-	operator.OutcomeWaits:         "It is a compensation that waits until its action, which is retrying, has run.",
+	operator.OutcomeWaits:         "It is a compensation that waits until its action, which is retrying or is redriven with it, has run.",
 	operator.OutcomeActionDead:    "It becomes a dead letter again, because its action is one: redrive the action too.",
 	operator.OutcomeUndecodable:   "It becomes a dead letter again, because it cannot be read: edit it first.",
 	operator.OutcomeUnread:        "A consumer of its topic reads it again; only the consumer knows whether it can.",

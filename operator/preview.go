@@ -135,7 +135,7 @@ func (p *previewer) judgeLetter(l DeadLetter, c *candidate, unreadable error) er
 var whyOutcome = map[Outcome]string{
 	OutcomeRun:           "its handler is entered again",
 	OutcomeNothingToUndo: "its action has not run and will not run any more",
-	OutcomeWaits:         "it runs after its action, which is retrying",
+	OutcomeWaits:         "it runs after its action, which is retrying or is redriven with it",
 	OutcomeActionDead:    "its action is a dead letter: redrive that too, or first",
 	OutcomeUnread:        "a consumer of its topic reads it again; only that one knows",
 	OutcomeDuplicate:     "its step is done, or another copy will do it",
