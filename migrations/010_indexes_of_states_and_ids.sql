@@ -11,11 +11,11 @@ CREATE INDEX parked_dead_cause ON {{.schema}}.parked
     (substring(header_values[array_position(header_names, 'x-causation-id'::bytea)] FROM 1 FOR 255)) WHERE state = 'dead';
 {{end}}
 {{- if .saga -}}
--- Count live instances by status, and those that wait for a person at a participant, without their rows. An instance that
--- moves on and keeps its status changes no column of these indexes, so that its update stays within its page (HOT).
+-- Finds live instances by their status without reading the rows of all others. The index is built before the old one
+-- goes, so that orchestrators wait and readers do not. A move that keeps the status changes no column of it.
+CREATE INDEX saga_live_status ON {{.schema}}.saga (name, version, id, status) WHERE ended_at IS NULL;
 DROP INDEX {{.schema}}.saga_live;
-CREATE INDEX saga_live ON {{.schema}}.saga (name, version, id, status) WHERE ended_at IS NULL;
-CREATE INDEX saga_held ON {{.schema}}.saga (name, version) WHERE ended_at IS NULL AND status = 'running' AND reason <> '' AND tries = 0;
+ALTER INDEX {{.schema}}.saga_live_status RENAME TO saga_live;
 {{end}}SELECT;
 
 ---- create above / drop below ----
@@ -24,6 +24,6 @@ CREATE INDEX saga_held ON {{.schema}}.saga (name, version) WHERE ended_at IS NUL
 DROP INDEX {{.schema}}.parked_dead_id, {{.schema}}.parked_dead_correlation, {{.schema}}.parked_dead_cause;
 {{end}}
 {{- if .saga -}}
-DROP INDEX {{.schema}}.saga_held, {{.schema}}.saga_live;
+DROP INDEX {{.schema}}.saga_live;
 CREATE INDEX saga_live ON {{.schema}}.saga (name, version, id) WHERE ended_at IS NULL;
 {{end}}SELECT;

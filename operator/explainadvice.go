@@ -83,6 +83,13 @@ func (q *inquiry) findDeadLetters(home *SagaPart, step *TimelineStep) (all []hel
 	return all
 }
 
+// isChoreographed reports whether l is of a choreographed saga, and may run again. The n of a command has the address of its
+// instance, which may be in another database, or gone: then nobody here knows whether its saga has ended.
+func isChoreographed(l *DeadLetter) bool {
+	_, _, err := parseSagaN(l.N)
+	return err != nil && l.Reason != consumer.ReasonKeyReused
+}
+
 // findStepLetters returns the dead letters of the step of l, in the order in which they must be redriven.
 func findStepLetters(s *SagaPart, l *DeadLetter) (all []heldLetter) {
 	for i := range s.Inbox.Letters {

@@ -256,7 +256,7 @@ func (q *inquiry) findOtherMessages(s *SagaPart) {
 		f := q.findParked(s, l)
 		if text, ok := q.explainObsolete(s, l); ok {
 			f.Text += "; " + text
-		} else if l.State == StateDead && !q.isOrchestrated() {
+		} else if l.State == StateDead && isChoreographed(l) && !q.isOrchestrated() {
 			f.Text += "; " + q.formatRedrive(findStepLetters(s, l))
 		}
 		q.addFinding(f)

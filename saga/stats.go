@@ -79,50 +79,26 @@ const sqlReadByIndex = `
 SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true),
 	set_config('max_parallel_workers_per_gather', '0', true), set_config('jit', 'off', true)`
 
-// sqlReadStats counts live instances by status. It takes no lock. It reads saga_live alone, in its order, and the rows of
-// stuck and paused instances: so the limit ($1) bounds the rows that are read. A running instance has a reason while it is
-// held, or after a failed try.
-//
-// Of those that move by themselves, only few rows are read. The one of each version that began first bounds when the first
-// of all of them moved last, and an instance that began later has moved later. An id begins with the milliseconds at which
-// its instance began, by a clock that may be wrong by two minutes.
+// sqlReadStats counts live instances by status. It takes no lock. Its order is that of the index of live instances, so
+// the limit ($1) bounds the rows that are read. A running instance has a reason while it is held, or after a failed try.
 const sqlReadStats = `
-WITH RECURSIVE versions AS (
-	(SELECT name, version FROM {schema}.saga WHERE ended_at IS NULL ORDER BY name, version LIMIT 1)
-	UNION ALL
-	SELECT n.name, n.version FROM versions v CROSS JOIN LATERAL (
-		SELECT name, version FROM {schema}.saga
-		WHERE ended_at IS NULL AND (name, version) > (v.name, v.version) ORDER BY name, version LIMIT 1) n
+WITH live AS (
+	SELECT status, updated_at, status = 'running' AND reason <> '' AND tries = 0 AS held
+	FROM {schema}.saga WHERE ended_at IS NULL ORDER BY name, version LIMIT $1
 ), counted AS (
 	SELECT count(*) FILTER (WHERE status = 'running') AS running, count(*) FILTER (WHERE status = 'compensating') AS compensating,
-		count(*) FILTER (WHERE status = 'paused') AS paused, count(*) FILTER (WHERE status = 'stuck') AS stuck
-	FROM (SELECT status FROM {schema}.saga WHERE ended_at IS NULL ORDER BY name, version LIMIT $1) live
-), bound AS (
-	SELECT min(updated_at) AS moved,
-		(lpad(to_hex((extract(epoch FROM min(updated_at) + interval '2 minutes') * 1000)::bigint), 12, '0') || repeat('f', 20))::uuid AS id
-	FROM versions v CROSS JOIN (VALUES ('running'), ('compensating')) s (status) CROSS JOIN LATERAL (
-		SELECT l.updated_at FROM {schema}.saga l
-		WHERE l.ended_at IS NULL AND l.name = v.name AND l.version = v.version AND l.status = s.status ORDER BY l.id LIMIT 1) first
-), since AS (
-	SELECT
-		(SELECT min(updated_at) FROM (SELECT updated_at FROM {schema}.saga
-			WHERE ended_at IS NULL AND status = 'stuck' ORDER BY name, version LIMIT $1) l) AS stuck,
-		(SELECT min(updated_at) FROM (SELECT updated_at FROM {schema}.saga
-			WHERE ended_at IS NULL AND status = 'paused' ORDER BY name, version LIMIT $1) l) AS paused,
-		(SELECT min(updated_at) FROM (SELECT updated_at FROM {schema}.saga
-			WHERE ended_at IS NULL AND status = 'running' AND id <= (SELECT id FROM bound) ORDER BY name, version LIMIT $1) l) AS running,
-		(SELECT min(updated_at) FROM (SELECT updated_at FROM {schema}.saga
-			WHERE ended_at IS NULL AND status = 'compensating' AND id <= (SELECT id FROM bound) ORDER BY name, version LIMIT $1) l) AS compensating,
-		(SELECT min(due_at) FROM {schema}.saga WHERE due_at < 'infinity') AS due
+		count(*) FILTER (WHERE status = 'paused') AS paused, count(*) FILTER (WHERE status = 'stuck') AS stuck,
+		count(*) FILTER (WHERE held) AS held,
+		min(updated_at) FILTER (WHERE status = 'stuck') AS stuck_since, min(updated_at) FILTER (WHERE status = 'paused') AS paused_since,
+		min(updated_at) FILTER (WHERE status IN ('running', 'compensating')) AS silent_since
+	FROM live
 )
-SELECT counted.running, counted.compensating, counted.paused, counted.stuck,
-	(SELECT count(*) FROM (SELECT FROM {schema}.saga
-		WHERE ended_at IS NULL AND status = 'running' AND reason <> '' AND tries = 0 LIMIT $1) held),
-	coalesce(extract(epoch FROM clock_timestamp() - since.stuck) * 1000000, 0)::bigint,
-	coalesce(extract(epoch FROM clock_timestamp() - since.paused) * 1000000, 0)::bigint,
-	coalesce(extract(epoch FROM clock_timestamp() - least(since.running, since.compensating, moved)) * 1000000, 0)::bigint,
-	coalesce(extract(epoch FROM clock_timestamp() - due) * 1000000, 0)::bigint
-FROM counted, bound, since`
+SELECT running, compensating, paused, stuck, held,
+	coalesce(extract(epoch FROM clock_timestamp() - stuck_since) * 1000000, 0)::bigint,
+	coalesce(extract(epoch FROM clock_timestamp() - paused_since) * 1000000, 0)::bigint,
+	coalesce(extract(epoch FROM clock_timestamp() - silent_since) * 1000000, 0)::bigint,
+	coalesce(extract(epoch FROM clock_timestamp() - (SELECT min(due_at) FROM {schema}.saga WHERE due_at < 'infinity')) * 1000000, 0)::bigint
+FROM counted`
 
 // ReadStats reads the Stats of schema, by default sagamill. It needs no [Orchestrator].
 func ReadStats(ctx context.Context, db *pgxpool.Pool, schema string) (Stats, error) {
@@ -133,7 +109,7 @@ func ReadStats(ctx context.Context, db *pgxpool.Pool, schema string) (Stats, err
 	return countLive(ctx, db, sqlschema.Bind(schema, sqlReadStats))
 }
 
-// Stats reads them, as of one instant. With 100,000 live instances it takes the database some 50 ms.
+// Stats reads them, as of one instant. With 100,000 live instances it takes the database about a tenth of a second.
 func (o *Orchestrator) Stats(ctx context.Context) (Stats, error) {
 	return countLive(ctx, o.db, o.sql.readStats)
 }

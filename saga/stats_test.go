@@ -1,12 +1,10 @@
 package saga
 
 import (
-	"encoding/binary"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/sagamill/sagamill/inproc"
@@ -24,25 +22,13 @@ type instanceAt struct {
 	tries  int
 }
 
-// idAt returns the id of an instance that began so long ago, by a clock that is fast by up to 100 s.
-func idAt(t *testing.T, ago time.Duration) uuid.UUID {
-	t.Helper()
-	id, err := uuid.NewV7()
-	if err != nil {
-		t.Fatal(err)
-	}
-	at := time.Now().Add(100*time.Second - ago).UnixMilli()
-	binary.BigEndian.PutUint64(id[:8], uint64(at)<<16|binary.BigEndian.Uint64(id[:8])&0xffff)
-	return id
-}
-
 func put(t *testing.T, pool *pgxpool.Pool, schema string, all ...instanceAt) {
 	t.Helper()
 	for _, i := range all {
 		_, err := pool.Exec(t.Context(), "INSERT INTO "+schema+`.saga (scope, key, path, id, root, version, name, plan_hash, started_at, state, progress, status, updated_at, due_at, ended_at, reason, tries)
-			SELECT 'tenant', $1, path, id, id, 1, 'trip', '', clock_timestamp(), '{}', '{}', $2,
+			SELECT 'tenant', $1, path, gen_random_uuid(), gen_random_uuid(), 1, 'trip', '', clock_timestamp(), '{}', '{}', $2,
 				clock_timestamp() - $3 * interval '1 min', clock_timestamp() - $4 * interval '1 min', CASE WHEN $2 IN ('completed', 'compensated') THEN clock_timestamp() END, $5, $6
-			FROM (VALUES ('', $7::uuid), ('1', $8)) v (path, id)`, i.key, i.status, i.quiet, i.due, i.reason, i.tries, idAt(t, time.Duration(i.quiet)*time.Minute), idAt(t, time.Duration(i.quiet)*time.Minute-time.Minute))
+			FROM unnest(ARRAY['', '1']) AS path`, i.key, i.status, i.quiet, i.due, i.reason, i.tries)
 		if err != nil {
 			t.Fatal(err)
 		}

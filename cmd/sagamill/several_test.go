@@ -43,6 +43,7 @@ func TestTheOnlySchemaIsTheDefault(t *testing.T) {
 	w.plant(sqlPark, "orders")
 	contains(t, w.on(0, "dead list"), "terminal", "key-reused")
 	contains(t, w.on(1, "dead discard -id 1 -why x"), "say which with -schema: there are tables of sagamill in orders")
+	contains(t, w.on(1, "saga pause -all -older 0s -why x -yes"), "with -schema: there are")
 	if err := migrations.Up(t.Context(), w.url, "payments"); err != nil {
 		t.Fatal(err)
 	}
@@ -55,7 +56,12 @@ func TestWhySaysHowToRedriveAChoreographedStep(t *testing.T) {
 	w := newTown(t, "orders")
 	w.exec(`INSERT INTO orders.parked (state, kind, scope, key, step, n, topic, message_id, header_names, header_values, payload, reason, due_at)
 		SELECT 'dead', kind, 'acme', 'k', step, '', 'x', 'm', '{}', '{}', '{}', 'failed', now() FROM (VALUES ('compensation', 'pay'), ('action', 'pay'), ('action', 'ship')) v (kind, step)`)
+	w.exec(`INSERT INTO orders.parked (state, kind, scope, key, step, n, topic, message_id, header_names, header_values, payload, reason, due_at)
+		VALUES ('dead', 'action', 'acme', 'gone', 'pay', 'aaaaaaaa-1.1', 'x', 'm', '{}', '{}', '{}', 'failed', now())`)
 	contains(t, w.on(0, "why k"), "once the cause is fixed: sagamill dead redrive -schema orders -id 2,1\n", "once the cause is fixed: sagamill dead redrive -schema orders -id 3\n")
+	if said := w.on(0, "why gone"); strings.Contains(said, "dead redrive") {
+		t.Errorf("of a command whose instance is not here, why says %s", said)
+	}
 }
 
 // A list goes from schema to schema, names the schema of each entry, and goes on where its last line says.

@@ -43,7 +43,7 @@ type Call struct {
 	databases   *urlList
 	operators   *urlList // nil: the command has no such flag
 	plaintext   *bool
-	changes     bool  // the command changes something, and says who does: see AddOperatorFlags
+	changes     bool  // the command changes something: see MarkChange
 	environment error // of a variable with a bad value
 }
 

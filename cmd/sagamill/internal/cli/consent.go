@@ -23,12 +23,18 @@ func (c *Call) AddRateFlag(of string) *float64 {
 
 // AddOperatorFlags adds the flags -by and -why, of a command that changes something. It comes after TakeSeveral.
 func (c *Call) AddOperatorFlags() *operator.Options {
-	c.changes = true
-	c.Flags.Lookup("schema").Usage = strings.TrimSuffix(c.Flags.Lookup("schema").Usage, orOnly)
+	c.MarkChange()
 	o := &operator.Options{}
 	c.Flags.StringVar(&o.By, "by", FindUserName(), "name of the person who makes the change; default: the user who runs the command")
 	c.Flags.StringVar(&o.Why, "why", "", "reason for the change; other people see this reason in the output of sagamill journal")
 	return o
+}
+
+// MarkChange says that the command changes something, so that it takes no schema that nobody has named. It comes after
+// TakeSeveral.
+func (c *Call) MarkChange() {
+	c.changes = true
+	c.Flags.Lookup("schema").Usage = strings.TrimSuffix(c.Flags.Lookup("schema").Usage, orOnly)
 }
 
 // FindUserName returns the name of the user who runs the process.

@@ -110,42 +110,23 @@ SELECT progress, ended_at IS NOT NULL, updated_at < statement_timestamp() - $4::
 FROM {schema}.saga WHERE scope = $1 AND key = $2 AND path = $3
 ---- queries.readStats
 
-WITH RECURSIVE versions AS (
-	(SELECT name, version FROM {schema}.saga WHERE ended_at IS NULL ORDER BY name, version LIMIT 1)
-	UNION ALL
-	SELECT n.name, n.version FROM versions v CROSS JOIN LATERAL (
-		SELECT name, version FROM {schema}.saga
-		WHERE ended_at IS NULL AND (name, version) > (v.name, v.version) ORDER BY name, version LIMIT 1) n
+WITH live AS (
+	SELECT status, updated_at, status = 'running' AND reason <> '' AND tries = 0 AS held
+	FROM {schema}.saga WHERE ended_at IS NULL ORDER BY name, version LIMIT $1
 ), counted AS (
 	SELECT count(*) FILTER (WHERE status = 'running') AS running, count(*) FILTER (WHERE status = 'compensating') AS compensating,
-		count(*) FILTER (WHERE status = 'paused') AS paused, count(*) FILTER (WHERE status = 'stuck') AS stuck
-	FROM (SELECT status FROM {schema}.saga WHERE ended_at IS NULL ORDER BY name, version LIMIT $1) live
-), bound AS (
-	SELECT min(updated_at) AS moved,
-		(lpad(to_hex((extract(epoch FROM min(updated_at) + interval '2 minutes') * 1000)::bigint), 12, '0') || repeat('f', 20))::uuid AS id
-	FROM versions v CROSS JOIN (VALUES ('running'), ('compensating')) s (status) CROSS JOIN LATERAL (
-		SELECT l.updated_at FROM {schema}.saga l
-		WHERE l.ended_at IS NULL AND l.name = v.name AND l.version = v.version AND l.status = s.status ORDER BY l.id LIMIT 1) first
-), since AS (
-	SELECT
-		(SELECT min(updated_at) FROM (SELECT updated_at FROM {schema}.saga
-			WHERE ended_at IS NULL AND status = 'stuck' ORDER BY name, version LIMIT $1) l) AS stuck,
-		(SELECT min(updated_at) FROM (SELECT updated_at FROM {schema}.saga
-			WHERE ended_at IS NULL AND status = 'paused' ORDER BY name, version LIMIT $1) l) AS paused,
-		(SELECT min(updated_at) FROM (SELECT updated_at FROM {schema}.saga
-			WHERE ended_at IS NULL AND status = 'running' AND id <= (SELECT id FROM bound) ORDER BY name, version LIMIT $1) l) AS running,
-		(SELECT min(updated_at) FROM (SELECT updated_at FROM {schema}.saga
-			WHERE ended_at IS NULL AND status = 'compensating' AND id <= (SELECT id FROM bound) ORDER BY name, version LIMIT $1) l) AS compensating,
-		(SELECT min(due_at) FROM {schema}.saga WHERE due_at < 'infinity') AS due
+		count(*) FILTER (WHERE status = 'paused') AS paused, count(*) FILTER (WHERE status = 'stuck') AS stuck,
+		count(*) FILTER (WHERE held) AS held,
+		min(updated_at) FILTER (WHERE status = 'stuck') AS stuck_since, min(updated_at) FILTER (WHERE status = 'paused') AS paused_since,
+		min(updated_at) FILTER (WHERE status IN ('running', 'compensating')) AS silent_since
+	FROM live
 )
-SELECT counted.running, counted.compensating, counted.paused, counted.stuck,
-	(SELECT count(*) FROM (SELECT FROM {schema}.saga
-		WHERE ended_at IS NULL AND status = 'running' AND reason <> '' AND tries = 0 LIMIT $1) held),
-	coalesce(extract(epoch FROM clock_timestamp() - since.stuck) * 1000000, 0)::bigint,
-	coalesce(extract(epoch FROM clock_timestamp() - since.paused) * 1000000, 0)::bigint,
-	coalesce(extract(epoch FROM clock_timestamp() - least(since.running, since.compensating, moved)) * 1000000, 0)::bigint,
-	coalesce(extract(epoch FROM clock_timestamp() - due) * 1000000, 0)::bigint
-FROM counted, bound, since
+SELECT running, compensating, paused, stuck, held,
+	coalesce(extract(epoch FROM clock_timestamp() - stuck_since) * 1000000, 0)::bigint,
+	coalesce(extract(epoch FROM clock_timestamp() - paused_since) * 1000000, 0)::bigint,
+	coalesce(extract(epoch FROM clock_timestamp() - silent_since) * 1000000, 0)::bigint,
+	coalesce(extract(epoch FROM clock_timestamp() - (SELECT min(due_at) FROM {schema}.saga WHERE due_at < 'infinity')) * 1000000, 0)::bigint
+FROM counted
 ---- queries.register
 
 INSERT INTO {schema}.saga_definition (name, version, hash, plan) VALUES ($1, $2, $3, $4)
