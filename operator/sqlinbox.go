@@ -27,9 +27,9 @@ const sqlPicked = `state = '{state}' AND id > $1 AND last_at <= $2 AND ($3::time
 	AND ($12::bytea = '' OR message_id = $12) AND (fingerprint = $14 OR $14 = '') AND (NOT $15::boolean OR coalesce(step, '') = '')
 	AND ({unchanged $13})`
 
-// The conditions that a text contains $8. With LIKE, the planner sees by its statistics whether that is rare, and then reads
-// the whole table in the order in which it lies. A batch has a limit and is one of many: each goes on by the primary key
-// where the one before it has ended, whatever the statistics say. chr(92) is a backslash, whatever the server's settings are.
+// The conditions that a text contains $8. With LIKE, the planner estimates by its statistics how rare that is, and may then
+// read the table in the order in which it lies. It takes position for common, so that the batches of a new error, which the
+// statistics do not have, go on by the primary key. chr(92) is a backslash, whatever the server's settings are.
 const (
 	sqlContains      = `{text} LIKE '%' || replace(replace(replace($8, chr(92), chr(92) || chr(92)), '%', chr(92) || '%'), '_', chr(92) || '_') || '%'`
 	sqlContainsBatch = `position($8 IN {text}) > 0`
