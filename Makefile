@@ -198,7 +198,7 @@ check: ## everything that is checked without running the tests
 	$(GO) tool -modfile=tools.mod staticcheck ./...
 	cd chaos && $(GO) tool -modfile=../tools.mod staticcheck ./...
 	$(GO) test -count=1 ./internal/tools/archtest
-	$(GO) test -count=1 -ldflags=-s -run='^Test(CommandsOfDocuments|CommandPage)$$' ./cmd/sagamill
+	$(GO) test -count=1 -ldflags=-s -run='^Test(CommandsOfDocuments|CommandPage|AlertsLeadToTheRunbook)$$' ./cmd/sagamill ./internal/suites/monitoring
 	@$(MAKE) --no-print-directory licences >/dev/null
 	@$(MAKE) --no-print-directory apidiff
 

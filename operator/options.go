@@ -7,6 +7,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/sagamill/sagamill/internal/limitedread"
 	"github.com/sagamill/sagamill/internal/sqlschema"
 )
 
@@ -29,7 +30,6 @@ type Options struct {
 }
 
 // beginLimitedRead returns the BEGIN statement of a transaction whose statements ReadTimeout limits, "" for no limit.
-// With a limit, nothing is compiled (JIT): that takes longer than these statements.
 func (o *Options) beginLimitedRead() string {
 	if o.ReadTimeout <= 0 {
 		return ""
@@ -38,8 +38,7 @@ func (o *Options) beginLimitedRead() string {
 }
 
 func beginRead(isolation pgx.TxIsoLevel, timeout time.Duration) string {
-	return fmt.Sprintf("BEGIN ISOLATION LEVEL %s READ ONLY; SET LOCAL jit = off; SET LOCAL statement_timeout = %d",
-		isolation, max(1, timeout.Milliseconds()))
+	return fmt.Sprintf("%s; SET LOCAL statement_timeout = %d", limitedread.Statement(isolation), max(1, timeout.Milliseconds()))
 }
 
 // withDefaults returns a copy of o with the default schema. Its error names a schema that is

@@ -147,7 +147,7 @@ func isDenied(err error) bool {
 // that are read. The settings end with the transaction.
 const sqlReadByIndex = `
 SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true),
-	set_config('enable_sort', 'off', true), set_config('max_parallel_workers_per_gather', '0', true), set_config('jit', 'off', true)`
+	set_config('enable_sort', 'off', true)`
 
 // sqlReadRequests counts the keys in progress among the $1 that expire last. It takes no lock. Its order is that of an
 // index, so the limit bounds the rows that are read.

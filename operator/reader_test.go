@@ -24,15 +24,15 @@ func (f *fixture) reader(t *testing.T) *Reader {
 	return r
 }
 
-// Statements with a limit are not compiled (JIT), and the server keeps the limit.
+// Statements with a limit are not compiled (JIT), take one processor, and the server keeps the limit.
 func TestLimitedReadsAreNotCompiled(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	check := func(name string, db querier, isolation string) {
-		const settings = "SELECT concat_ws(' ', current_setting('jit'), current_setting('statement_timeout'), current_setting('transaction_isolation'), current_setting('transaction_read_only'))"
+		const settings = "SELECT concat_ws(' ', current_setting('jit'), current_setting('max_parallel_workers_per_gather'), current_setting('statement_timeout'), current_setting('transaction_isolation'), current_setting('transaction_read_only'))"
 		var got string
-		if err := db.QueryRow(t.Context(), settings).Scan(&got); err != nil || got != "off 1min "+isolation+" on" {
-			t.Errorf("%s: %q, %v; want off, 1min, %s, on", name, got, err, isolation)
+		if err := db.QueryRow(t.Context(), settings).Scan(&got); err != nil || got != "off 0 1min "+isolation+" on" {
+			t.Errorf("%s: %q, %v; want off, 0, 1min, %s, on", name, got, err, isolation)
 		}
 	}
 	if err := f.reader(t).read(t.Context(), func(tx pgx.Tx) error { check("Reader", tx, "read committed"); return nil }); err != nil {

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/sagamill/sagamill/inproc"
@@ -73,13 +74,50 @@ func TestStats(t *testing.T) {
 		t.Error("ReadStats of a schema with a blank = nil error")
 	}
 
-	// No more than so many are read.
-	var counts [5]int
-	var ages [4]int64
-	if err := pool.QueryRow(t.Context(), o.sql.readStats, 3).Scan(&counts[0], &counts[1], &counts[2], &counts[3], &counts[4], &ages[0], &ages[1], &ages[2], &ages[3]); err != nil {
+	// No more than so many of each status are read. Overdue does not count.
+	rows, _ := pool.Query(t.Context(), o.sql.readStats, 3)
+	var status string
+	var count int
+	var age int64
+	counts := map[string]int{}
+	if _, err := pgx.ForEachRow(rows, []any{&status, &count, &age}, func() error {
+		counts[status] = count
+		return nil
+	}); err != nil {
 		t.Fatal(err)
 	}
-	if n := counts[0] + counts[1] + counts[2] + counts[3]; n != 3 || ages[3] == 0 {
-		t.Errorf("with a limit of 3 %d instances are counted, and one is overdue for %d µs", n, ages[3])
+	if diff := cmp.Diff(map[string]int{"running": 3, "compensating": 2, "paused": 2, "stuck": 3, "held": 2, "due": 0}, counts); diff != "" {
+		t.Errorf("with a limit of 3 (-want +got):\n%s", diff)
+	}
+}
+
+// The one that moved least recently is found among many, though only the rows of few are read: whether it began first or
+// last, and whether or not those that began first move all the time.
+func TestStatsFindTheOldestMove(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		quiet string // an expression of g, which counts from 1 to 1000 in the order in which they began, one in a minute
+		want  time.Duration
+	}{
+		"the first":                {"1000 - g", 999 * time.Minute},
+		"one in the middle":        {"CASE WHEN g = 500 THEN 450 ELSE 0 END", 450 * time.Minute},
+		"the last":                 {"CASE WHEN g = 1000 THEN 0.5 ELSE 0 END", 30 * time.Second},
+		"one with a clock of 100s": {"CASE WHEN g = 150 THEN 1000 - g + 1.6 WHEN g <= 100 THEN 851 ELSE 0 END", 851*time.Minute + 36*time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			pool, schema := pgtest.Schema(t)
+			_, err := pool.Exec(t.Context(), "INSERT INTO "+schema+`.saga (scope, key, path, id, root, version, name, plan_hash, started_at, state, progress, status, updated_at)
+				SELECT 'tenant', g::text, '', (lpad(to_hex((extract(epoch FROM clock_timestamp() - (1000 - g) * interval '1 minute') * 1000)::bigint), 12, '0') || '70008000' || lpad(to_hex(g), 12, '0'))::uuid,
+					gen_random_uuid(), 1, 'trip', '', clock_timestamp(), '{}', '{}', (ARRAY['running', 'compensating'])[1 + g % 2], clock_timestamp() - (`+tt.quiet+`) * interval '1 minute'
+				FROM generate_series(1, 1000) AS g`)
+			if err != nil {
+				t.Fatal(err)
+			}
+			s, err := ReadStats(t.Context(), pool, schema)
+			if err != nil || s.Running+s.Compensating != 1000 || (s.Silent-tt.want).Abs() > 10*time.Second {
+				t.Errorf("ReadStats = %d live, silent for %s, %v; want 1000 and %s", s.Running+s.Compensating, s.Silent, err, tt.want)
+			}
+		})
 	}
 }

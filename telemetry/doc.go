@@ -106,7 +106,7 @@
 // reports the same value: take the maximum, never the sum.
 //
 //	sagamill.saga.instances_live        {instance}  status  running, compensating, paused by a person, or stuck: a person is
-//	                                                        needed. Includes nested ones; counts up to outbox.CountLimit in all
+//	                                                        needed. Includes nested ones; counts up to outbox.CountLimit of each
 //	sagamill.saga.oldest_stuck_seconds  s           longest time that a stuck instance has not changed; 0 without one
 //	sagamill.saga.overdue_seconds       s           how long the instance that is next has been due; 0 without one
 //
@@ -115,9 +115,7 @@
 //	sagamill.saga.instances     {instance}  status  completed and compensated: ended so; stuck: times that an instance became stuck
 //	sagamill.saga.late_replies  {reply}     replies that no instance waited for
 //
-// Alert on instances_live with the status stuck: the alert stays until somebody has looked. With
-// more than outbox.CountLimit live instances a stuck one may be missing from that count. Alert
-// there on a rise of instances with that status as well.
+// Alert on instances_live with the status stuck: the alert stays until somebody has looked.
 //
 // The command sagamill saga list names definitions, keys and scopes; no label does.
 //

@@ -13,14 +13,18 @@ import (
 // grace is how much later than the client the server cancels a statement. So a caller gets the error of its context.
 const grace = time.Second
 
-// Begin returns the options of a read-only transaction. If ctx has a deadline, the server cancels a statement that is still
+// Statement returns a statement that begins a read-only transaction. Its statements take one processor: beside a service,
+// to start parallel workers takes longer than they save. For the same reason nothing is compiled (JIT).
+func Statement(isolation pgx.TxIsoLevel) string {
+	return fmt.Sprintf("BEGIN ISOLATION LEVEL %s READ ONLY; SET LOCAL jit = off; SET LOCAL max_parallel_workers_per_gather = 0", isolation)
+}
+
+// Begin returns the options of such a transaction. If ctx has a deadline, the server cancels a statement that is still
 // running a second after it. Without that, a statement may run on when its client dies or cannot reach the server any more. An empty
-// isolation means READ COMMITTED. Nothing is compiled (JIT): that takes longer than these statements.
+// isolation means READ COMMITTED.
 func Begin(ctx context.Context, isolation pgx.TxIsoLevel) pgx.TxOptions {
-	isolation = cmp.Or(isolation, pgx.ReadCommitted)
-	deadline, limited := ctx.Deadline()
-	begin := fmt.Sprintf("BEGIN ISOLATION LEVEL %s READ ONLY; SET LOCAL jit = off", isolation)
-	if limited {
+	begin := Statement(cmp.Or(isolation, pgx.ReadCommitted))
+	if deadline, limited := ctx.Deadline(); limited {
 		begin += fmt.Sprintf("; SET LOCAL statement_timeout = %d", (max(0, time.Until(deadline)) + grace).Milliseconds())
 	}
 	return pgx.TxOptions{BeginQuery: begin}

@@ -24,7 +24,7 @@ func read(ctx context.Context, t *testing.T, isolation pgx.TxIsoLevel, statement
 	return value, err
 }
 
-const sqlReadSettings = `SELECT concat_ws(', ', current_setting('transaction_isolation'), current_setting('transaction_read_only'), 'jit ' || current_setting('jit'))`
+const sqlReadSettings = `SELECT concat_ws(', ', current_setting('transaction_isolation'), current_setting('transaction_read_only'), 'jit ' || current_setting('jit'), current_setting('max_parallel_workers_per_gather') || ' workers')`
 
 func TestTheServerKeepsTheDeadline(t *testing.T) {
 	t.Parallel()
@@ -36,7 +36,7 @@ func TestTheServerKeepsTheDeadline(t *testing.T) {
 	}
 	within, cancelWithin := context.WithTimeout(t.Context(), time.Hour)
 	defer cancelWithin()
-	for isolation, want := range map[pgx.TxIsoLevel]string{"": "read committed, on, jit off", pgx.RepeatableRead: "repeatable read, on, jit off"} {
+	for isolation, want := range map[pgx.TxIsoLevel]string{"": "read committed, on, jit off, 0 workers", pgx.RepeatableRead: "repeatable read, on, jit off, 0 workers"} {
 		for name, ctx := range map[string]context.Context{"a deadline": within, "no deadline": t.Context()} {
 			if got, err := read(ctx, t, isolation, sqlReadSettings); err != nil || got != want {
 				t.Errorf("with %s: %q, %v; want %q", name, got, err, want)

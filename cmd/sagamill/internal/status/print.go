@@ -124,14 +124,11 @@ func formatSagas(g *saga.Stats) string {
 	}
 	waits := ""
 	if g.Held > 0 {
-		waits = fmt.Sprintf(" (%d of them wait for a person at a participant)", g.Held)
+		waits = fmt.Sprintf(" (%s of them wait for a person at a participant)", outboxes.FormatCounted(g.Held))
 	}
-	text := fmt.Sprintf("%d running%s, %d compensating%s; %d stuck%s; %d paused%s",
-		g.Running, waits, g.Compensating, silent, g.Stuck, formatOldest(g.OldestStuck), g.Paused, formatOldest(g.OldestPaused))
-	if g.Running+g.Compensating+g.Stuck+g.Paused >= outbox.CountLimit {
-		text = fmt.Sprintf("of the first %d: %s", outbox.CountLimit, text)
-	}
-	return text
+	return fmt.Sprintf("%s running%s, %s compensating%s; %s stuck%s; %s paused%s",
+		outboxes.FormatCounted(g.Running), waits, outboxes.FormatCounted(g.Compensating), silent,
+		outboxes.FormatCounted(g.Stuck), formatOldest(g.OldestStuck), outboxes.FormatCounted(g.Paused), formatOldest(g.OldestPaused))
 }
 
 func formatRequests(r *operator.RequestStats) string {

@@ -354,7 +354,7 @@ ORDER BY s.started_at DESC, s.scope, s.path LIMIT $4
 SELECT scope, key, path FROM (
 	(SELECT scope, key, path FROM {schema}.saga WHERE ended_at >= $2 AND ended_at < $3 AND id = $1 LIMIT 1)
 	UNION ALL
-	(SELECT scope, key, path FROM {schema}.saga WHERE ended_at IS NULL AND id = $1 LIMIT 1)
+	(SELECT scope, key, path FROM {schema}.saga WHERE ended_at IS NULL AND status IN ('running', 'compensating', 'paused', 'stuck') AND id = $1 LIMIT 1)
 	UNION ALL
 	(SELECT scope, key, path FROM {schema}.saga WHERE ended_at - started_at > '10 minutes'::interval AND id = $1 LIMIT 1)) found
 LIMIT 1
@@ -413,28 +413,32 @@ SELECT scope, key, path, id, root, name, version, coalesce(parent, ''), status, 
 SELECT id, at, verb, step, who, why FROM {schema}.saga_journal WHERE scope = $1 AND key = $2 AND path = $3 ORDER BY id
 ---- instanceQueries.readPace
 
-WITH moment AS MATERIALIZED (SELECT clock_timestamp() AS now),
+WITH moment AS MATERIALIZED (SELECT now, date_part('epoch', now) AS epoch FROM clock_timestamp() AS now),
 first AS MATERIALIZED (
 	SELECT (lpad(to_hex((extract(epoch FROM now - ($1::integer + $3::integer) * interval '1 minute') * 1000)::bigint), 12, '0') || repeat('0', 20))::uuid AS id
 	FROM moment),
 ended AS MATERIALIZED (
-	SELECT started_at, ended_at, status FROM {schema}.saga
-	WHERE ended_at > (SELECT now FROM moment) - $1::integer * interval '1 minute' ORDER BY ended_at DESC LIMIT $2),
+	SELECT floor(((SELECT epoch FROM moment) - date_part('epoch', started_at)) / 60)::integer AS began,
+		floor(((SELECT epoch FROM moment) - date_part('epoch', ended_at)) / 60)::integer AS ended, status, count(*) AS instances
+	FROM (SELECT started_at, ended_at, status FROM {schema}.saga
+		WHERE ended_at > (SELECT now FROM moment) - $1::integer * interval '1 minute' ORDER BY ended_at DESC LIMIT $2) newest
+	GROUP BY 1, 2, 3),
 ends AS (
-	SELECT floor(date_part('epoch', (SELECT now FROM moment) - ended_at) / 60)::integer AS minute,
-		count(*) FILTER (WHERE status = 'completed') AS completed, count(*) FILTER (WHERE status = 'compensated') AS compensated
+	SELECT ended AS minute, sum(instances) FILTER (WHERE status = 'completed') AS completed,
+		sum(instances) FILTER (WHERE status = 'compensated') AS compensated
 	FROM ended GROUP BY minute),
 starts AS (
-	SELECT floor(date_part('epoch', (SELECT now FROM moment) - started_at) / 60)::integer AS minute, count(*) AS started
-	FROM (SELECT started_at FROM ended
+	SELECT minute, sum(instances) AS started
+	FROM (SELECT began AS minute, instances FROM ended
 		UNION ALL
-		SELECT started_at FROM {schema}.saga
-		WHERE ended_at IS NULL AND id >= (SELECT id FROM first) AND started_at > (SELECT now FROM moment) - $1::integer * interval '1 minute') begun
+		SELECT floor(((SELECT epoch FROM moment) - date_part('epoch', started_at)) / 60)::integer, 1 FROM {schema}.saga
+		WHERE ended_at IS NULL AND status IN ('running', 'compensating', 'paused', 'stuck') AND id >= (SELECT id FROM first)
+			AND started_at > (SELECT now FROM moment) - $1::integer * interval '1 minute') begun
 	GROUP BY minute)
-SELECT minute, coalesce(started, 0), coalesce(completed, 0), coalesce(compensated, 0)
+SELECT minute, coalesce(started, 0)::bigint, coalesce(completed, 0)::bigint, coalesce(compensated, 0)::bigint
 FROM starts FULL JOIN ends USING (minute) WHERE minute BETWEEN 0 AND $1 - 1
 UNION ALL
-SELECT -1, count(*), coalesce(floor(extract(epoch FROM (SELECT now FROM moment) - min(ended_at)) / 60)::bigint, 0), 0 FROM ended
+SELECT -1, coalesce(sum(instances), 0)::bigint, coalesce(max(ended), 0), 0 FROM ended
 ---- instanceQueries.readPlan
 
 SELECT plan FROM {schema}.saga_definition WHERE name = $1 AND version = $2 AND starts_with(hash, $3)
@@ -782,7 +786,7 @@ FROM (SELECT state, lease_until FROM {schema}.idempotency_key ORDER BY expires_a
 SELECT scope, key, path FROM (
 	(SELECT scope, key, path FROM {schema}.saga WHERE ended_at >= $2 AND ended_at < $3 AND id = $1 LIMIT 1)
 	UNION ALL
-	(SELECT scope, key, path FROM {schema}.saga WHERE ended_at IS NULL AND id = $1 LIMIT 1)
+	(SELECT scope, key, path FROM {schema}.saga WHERE ended_at IS NULL AND status IN ('running', 'compensating', 'paused', 'stuck') AND id = $1 LIMIT 1)
 	UNION ALL
 	(SELECT scope, key, path FROM {schema}.saga WHERE ended_at - started_at > '10 minutes'::interval AND id = $1 LIMIT 1)) found
 LIMIT 1

@@ -110,23 +110,22 @@ SELECT progress, ended_at IS NOT NULL, updated_at < statement_timestamp() - $4::
 FROM {schema}.saga WHERE scope = $1 AND key = $2 AND path = $3
 ---- queries.readStats
 
-WITH live AS (
-	SELECT status, updated_at, status = 'running' AND reason <> '' AND tries = 0 AS held
-	FROM {schema}.saga WHERE ended_at IS NULL ORDER BY name, version LIMIT $1
-), counted AS (
-	SELECT count(*) FILTER (WHERE status = 'running') AS running, count(*) FILTER (WHERE status = 'compensating') AS compensating,
-		count(*) FILTER (WHERE status = 'paused') AS paused, count(*) FILTER (WHERE status = 'stuck') AS stuck,
-		count(*) FILTER (WHERE held) AS held,
-		min(updated_at) FILTER (WHERE status = 'stuck') AS stuck_since, min(updated_at) FILTER (WHERE status = 'paused') AS paused_since,
-		min(updated_at) FILTER (WHERE status IN ('running', 'compensating')) AS silent_since
-	FROM live
-)
-SELECT running, compensating, paused, stuck, held,
-	coalesce(extract(epoch FROM clock_timestamp() - stuck_since) * 1000000, 0)::bigint,
-	coalesce(extract(epoch FROM clock_timestamp() - paused_since) * 1000000, 0)::bigint,
-	coalesce(extract(epoch FROM clock_timestamp() - silent_since) * 1000000, 0)::bigint,
-	coalesce(extract(epoch FROM clock_timestamp() - (SELECT min(due_at) FROM {schema}.saga WHERE due_at < 'infinity')) * 1000000, 0)::bigint
-FROM counted
+SELECT s.status, counted.instances, coalesce(extract(epoch FROM clock_timestamp() - least(early.moved, others.moved)) * 1000000, 0)::bigint
+FROM (VALUES ('running'), ('compensating'), ('paused'), ('stuck')) s (status)
+CROSS JOIN LATERAL (SELECT count(*) AS instances FROM (
+	SELECT FROM {schema}.saga WHERE ended_at IS NULL AND status = s.status ORDER BY id LIMIT $1) live) counted
+CROSS JOIN LATERAL (SELECT min(updated_at) AS moved FROM (
+	SELECT updated_at FROM {schema}.saga WHERE ended_at IS NULL AND status = s.status ORDER BY id LIMIT 100) live) early
+CROSS JOIN LATERAL (SELECT min(updated_at) AS moved FROM (
+	SELECT updated_at FROM {schema}.saga WHERE ended_at IS NULL AND status = s.status
+		AND id <= (lpad(to_hex((extract(epoch FROM early.moved + interval '2 minutes') * 1000)::bigint), 12, '0') || repeat('f', 20))::uuid
+	ORDER BY id LIMIT $1) live) others
+UNION ALL
+SELECT 'held', count(*), 0 FROM (
+	SELECT FROM {schema}.saga WHERE ended_at IS NULL AND status = 'running' AND reason <> '' AND tries = 0 ORDER BY root LIMIT $1) held
+UNION ALL
+SELECT 'due', 0, coalesce(extract(epoch FROM clock_timestamp() - min(due_at)) * 1000000, 0)::bigint
+FROM {schema}.saga WHERE due_at < 'infinity'
 ---- queries.register
 
 INSERT INTO {schema}.saga_definition (name, version, hash, plan) VALUES ($1, $2, $3, $4)
