@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"runtime"
@@ -31,6 +32,10 @@ type sequence struct {
 	check   func(ctx context.Context, p *place, n, count int) error
 	goals   map[string]float64 // of the ratio of four to one, by server
 	cost    float64            // goal of the ratio of the processor time for one message, four to one; 0: none
+
+	// length is how many times as long a slice is, 0 for 1, and warm the part of it that is not counted. Each process of
+	// a service begins with connections whose server processes have no plan and no catalog in memory.
+	length, warm float64
 }
 
 // series are in the order of a run. A series that cannot gain has the goal of losing nothing. Lanes hide the
@@ -56,6 +61,7 @@ var series = []sequence{
 	{
 		name: "sagas", slow: true, jobs: sagaJobs, open: openServices, prepare: prepareServices, check: checkServices,
 		goals: map[string]float64{"native": 0.9, "slow": 0.9}, cost: 1.25,
+		length: 7, warm: 2.0 / 7,
 	},
 }
 
@@ -81,7 +87,7 @@ func (b *bench) measureTrial(ctx context.Context, t *trial, until time.Time) err
 	for round := range b.rounds + 1 {
 		begun := time.Now()
 		for _, count := range counts {
-			n := warmSlice
+			n := int(warmSlice * cmp.Or(t.length, 1))
 			if round > 0 {
 				n = size[count]
 			}
@@ -89,7 +95,7 @@ func (b *bench) measureTrial(ctx context.Context, t *trial, until time.Time) err
 			if err != nil {
 				return fmt.Errorf("%d at once: %w", count, err)
 			}
-			size[count] = min(max(int(o.messageRate()*b.slice.Seconds()), minSlice), maxSlice)
+			size[count] = min(max(int(o.messageRate()*b.slice.Seconds()*cmp.Or(t.length, 1)), minSlice), maxSlice)
 			if round > 0 { // the first warms caches up and shows the rates
 				t.rates[count], t.used[count] = append(t.rates[count], o.messageRate()), append(t.used[count], o.messageCost())
 				t.total[count] = t.total[count].addOutcome(o)
@@ -111,8 +117,8 @@ func (t *trial) printSeries() {
 	for _, count := range counts {
 		o := t.total[count]
 		ratio, _ := target.RatioOf(t.rates[count], t.rates[1])
-		n := float64(o.messages)
-		micros := func(d time.Duration) float64 { return float64(d.Microseconds()) / n }
+		n := float64(o.all)
+		micros := func(d time.Duration) float64 { return float64(d.Microseconds()) / float64(o.messages) }
 		here := (o.used.Client + o.used.Database + o.used.Broker).Seconds() / o.took.Seconds()
 		fmt.Printf("%-6s %-13s %d %8.0f %6.2f %9.0f %8.0f %6.0f %7.2f %7.3f %5.3f %6.0f %6.2f %5.2f of %d, %d rounds\n",
 			t.server.Name, t.name, count, target.MedianOf(t.rates[count]), ratio,

@@ -13,7 +13,8 @@ const sliceTimeout = time.Minute
 
 // An outcome is the measurement of one or more slices.
 type outcome struct {
-	messages int
+	messages int // counted
+	all      int // with those of the warm-up, which trips and seen have too
 	took     time.Duration
 	used     proctime.Usage
 	busy     time.Duration // of all processors of the machine, by all programs
@@ -29,10 +30,11 @@ func (o outcome) messageCost() float64 {
 }
 
 func (o outcome) addOutcome(p outcome) outcome {
-	return outcome{o.messages + p.messages, o.took + p.took, o.used.AddUsage(p.used), o.busy + p.busy, o.trips + p.trips, o.seen.addActivity(p.seen)}
+	return outcome{o.messages + p.messages, o.all + p.all, o.took + p.took, o.used.AddUsage(p.used), o.busy + p.busy, o.trips + p.trips, o.seen.addActivity(p.seen)}
 }
 
-// measureSlices makes count workers, lanes or outboxes of t work off n messages, and checks the effects.
+// measureSlices makes count workers, lanes or outboxes of t work off n messages, and checks the effects. The first of the
+// messages warm the workers up.
 func (b *bench) measureSlices(ctx context.Context, t *trial, p *place, n, count int) (o outcome, err error) {
 	ctx, cancel := context.WithTimeout(ctx, sliceTimeout)
 	defer cancel()
@@ -47,7 +49,7 @@ func (b *bench) measureSlices(ctx context.Context, t *trial, p *place, n, count 
 	if err != nil {
 		return o, err
 	}
-	if o, err = runJobs(ctx, t.jobs(p, n, count), n); err != nil {
+	if o, err = runJobs(ctx, t.jobs(p, n, count), int(float64(n)*t.warm), n); err != nil {
 		return o, err
 	}
 	after, err := p.readActivity(ctx) // the workers have ended, and so have their sessions
@@ -55,8 +57,8 @@ func (b *bench) measureSlices(ctx context.Context, t *trial, p *place, n, count 
 	return o, errors.Join(err, t.check(ctx, p, n, count))
 }
 
-// runJobs runs a worker for each job until they have reported n messages.
-func runJobs(ctx context.Context, jobs []job, n int) (o outcome, err error) {
+// runJobs runs a worker for each job until they have reported n messages. The first warm ones are not counted.
+func runJobs(ctx context.Context, jobs []job, warm, n int) (o outcome, err error) {
 	told := make(chan int, 16)
 	var crew []*worker
 	defer func() {
@@ -80,23 +82,26 @@ func runJobs(ctx context.Context, jobs []job, n int) (o outcome, err error) {
 			return o, err
 		}
 	}
-	used, busy, begun := proctime.ReadUsage(), machineBusy(), time.Now()
 	for _, w := range crew {
 		if err := w.beginWork(); err != nil {
 			return o, err
 		}
 	}
-	if err := awaitMessages(ctx, told, crew, n); err != nil {
+	done, err := awaitMessages(ctx, told, crew, warm)
+	if err != nil {
 		return o, err
 	}
-	o = outcome{messages: n, took: time.Since(begun)}
+	used, busy, begun := proctime.ReadUsage(), machineBusy(), time.Now()
+	if _, err := awaitMessages(ctx, told, crew, n-done); err != nil {
+		return o, err
+	}
+	o = outcome{messages: n - done, all: n, took: time.Since(begun)}
 	o.busy, o.used = machineBusy()-busy, proctime.ReadUsage().UsedSince(used)
 	return o, nil
 }
 
-// awaitMessages returns nil when the workers have reported n messages.
-func awaitMessages(ctx context.Context, told <-chan int, crew []*worker, n int) error {
-	done := 0
+// awaitMessages returns when the workers have reported n messages, and how many they have reported.
+func awaitMessages(ctx context.Context, told <-chan int, crew []*worker, n int) (done int, err error) {
 	ended := make(chan struct{}, len(crew))
 	for _, w := range crew {
 		context.AfterFunc(w.life, func() { ended <- struct{}{} })
@@ -106,10 +111,10 @@ func awaitMessages(ctx context.Context, told <-chan int, crew []*worker, n int) 
 		case more := <-told:
 			done += more
 		case <-ended:
-			return fmt.Errorf("a worker has ended after %d of %d messages", done, n)
+			return done, fmt.Errorf("a worker has ended after %d of %d messages", done, n)
 		case <-ctx.Done():
-			return fmt.Errorf("%d of %d messages are done: %w", done, n, ctx.Err())
+			return done, fmt.Errorf("%d of %d messages are done: %w", done, n, ctx.Err())
 		}
 	}
-	return nil
+	return done, nil
 }
