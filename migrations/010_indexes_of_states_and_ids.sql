@@ -11,12 +11,12 @@ CREATE INDEX parked_dead_cause ON {{.schema}}.parked
     (substring(header_values[array_position(header_names, 'x-causation-id'::bytea)] FROM 1 FOR 255)) WHERE state = 'dead';
 {{end}}
 {{- if .saga -}}
--- Counts and finds live instances by their status, in the order in which they began, without reading the rows of others.
--- saga_held counts those that wait for a person at a participant. A move that keeps status, reason and tries changes no
+-- saga_live finds and counts live instances by their status, in the order in which they began, without reading the rows of
+-- others. saga_held counts the running ones that wait for a person at a participant. A move that keeps status, reason and tries changes no
 -- column of either index.
 --
--- Orchestrators wait while the indexes are built: two seconds for a million instances. Readers do not, because the old
--- index goes last. The lock is taken first: to strengthen it later would deadlock with an orchestrator that holds a row.
+-- Orchestrators wait while the indexes are built: two seconds for a million instances. Readers wait only for the removal
+-- of the old index, at the end. The lock comes first, so that no orchestrator holds a row when the removal needs more.
 LOCK TABLE {{.schema}}.saga IN EXCLUSIVE MODE;
 CREATE INDEX saga_live_status ON {{.schema}}.saga (status, id, name, version) WHERE ended_at IS NULL;
 CREATE INDEX saga_held ON {{.schema}}.saga (root) WHERE ended_at IS NULL AND status = 'running' AND reason <> '' AND tries = 0;

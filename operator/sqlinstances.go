@@ -75,10 +75,11 @@ const filterInstances = `($4::text = '' OR name = $4) AND ($5::integer = 0 OR ve
 	AND ($14::bigint = 0 OR ended_at > coalesce($13, now()) - $14::bigint * interval '1 microsecond')`
 
 // sqlReadPace counts instances by the minute in which they began or ended, 0 for the current one. It reads the $2 that
-// ended last within $1 minutes, by the index saga_ended_at, and those live ones that can have begun in this time, by
-// saga_live: an id begins with the milliseconds at which its instance began, by a clock that may be wrong by $3 minutes. Of
-// the instances that began in this time there are no others. What has ended is grouped once, because most of the time goes
-// into its rows. The last row has the number of ended instances that were read, and the minute of the oldest of them.
+// ended last within $1 minutes, by the index saga_ended_at. It also reads those live ones that can have begun in this time,
+// by saga_live: an id says in milliseconds when its instance began, by a clock that may be wrong by $3 minutes. An instance
+// that began in this time is among these or those, unless more than $2 ended. Ended instances are grouped once, because
+// most of the time goes into their rows. The last row has the number of ended instances that were read, and the minute of
+// the oldest of them.
 const sqlReadPace = `
 WITH moment AS MATERIALIZED (SELECT now, date_part('epoch', now) AS epoch FROM clock_timestamp() AS now),
 first AS MATERIALIZED (

@@ -80,12 +80,13 @@ const sqlReadByIndex = `
 SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true), set_config('enable_sort', 'off', true)`
 
 // sqlReadStats counts the live instances of each status, and says in microseconds how long the one that moved least
-// recently has not moved. Then come those that are held, and for how long the first one has been due. It takes no lock.
+// recently has not moved. Then come the number of those that are held, and how long the earliest due instance has been
+// due. It takes no lock.
 //
-// Each list comes in the order of an index that no other one has, so the limit ($1) bounds what is read. The counts read
-// the index, and only those rows that have changed since the last vacuum. For the oldest move, few rows are read. An
-// instance begins before it moves, and its id begins with the milliseconds at which it began, by a clock that may be wrong
-// by two minutes. So the first 100 bound which others can have moved before them.
+// Only one index has the order of each list, so the limit ($1) bounds what is read. The counts read the index, and only
+// the pages that have changed since the last vacuum. For the oldest move, few rows are read: an instance begins before it
+// moves. Its id says in milliseconds when it began, by a clock that may be wrong by two minutes. So the oldest move of the
+// first 100 bounds when an instance with an older move can have begun.
 const sqlReadStats = `
 SELECT s.status, counted.instances, coalesce(extract(epoch FROM clock_timestamp() - least(early.moved, others.moved)) * 1000000, 0)::bigint
 FROM (VALUES ('running'), ('compensating'), ('paused'), ('stuck')) s (status)

@@ -10,17 +10,17 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// grace is how much later than the client the server cancels a statement. So a caller gets the error of its context.
+// grace is how much later than the client the server cancels the first statement. So a caller gets the error of its context.
 const grace = time.Second
 
 // Statement returns a statement that begins a read-only transaction. Its statements take one processor: beside a service,
-// to start parallel workers takes longer than they save. For the same reason nothing is compiled (JIT).
+// starting parallel workers takes longer than they save. For the same reason nothing is compiled (JIT).
 func Statement(isolation pgx.TxIsoLevel) string {
 	return fmt.Sprintf("BEGIN ISOLATION LEVEL %s READ ONLY; SET LOCAL jit = off; SET LOCAL max_parallel_workers_per_gather = 0", isolation)
 }
 
-// Begin returns the options of such a transaction. If ctx has a deadline, the server cancels a statement that is still
-// running a second after it. Without that, a statement may run on when its client dies or cannot reach the server any more. An empty
+// Begin returns the options of such a transaction. If ctx has a deadline, the server cancels each statement that takes
+// longer than what was left when the transaction began, and a second. Without that, a statement may run on when its client dies or cannot reach the server any more. An empty
 // isolation means READ COMMITTED.
 func Begin(ctx context.Context, isolation pgx.TxIsoLevel) pgx.TxOptions {
 	begin := Statement(cmp.Or(isolation, pgx.ReadCommitted))
