@@ -204,6 +204,9 @@ func (q *inquiry) findAwaitedStep(s *SagaPart, t *Timeline, step *TimelineStep, 
 		name = "compensation of " + name
 	}
 	f.Text = name + ": " + f.Text
+	if f.What == "dead-letter" { // the saga was not told, as after a bury
+		f.Text += "; " + q.formatRedrive(q.findDeadLetters(s, step))
+	}
 	if step.Resend {
 		f.Text += "; it will be sent again"
 	}

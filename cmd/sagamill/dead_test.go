@@ -195,6 +195,17 @@ func TestDeadShow(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("show -json (-want +got):\n%s", diff)
 	}
+
+	// A stack that differs from an earlier one only in numbers of one run is not printed again.
+	f.exec(t, `UPDATE {schema}.parked SET stack = E'goroutine 7 [running]:\nmain(0x1f)\n\tmain.go:1', earlier_failures = jsonb_build_array(
+		jsonb_build_object('reason', 'failed', 'error', 'x', 'stack', E'goroutine 12 [running]:\nmain(0x2e)\n\tmain.go:1'),
+		jsonb_build_object('reason', 'failed', 'error', 'x', 'stack', E'goroutine 12 [running]:\nmain(0x2e)\n\tmain.go:9'), jsonb_build_object('reason', 'failed', 'error', 'x')) WHERE id = 1`)
+	out, _ = f.run(t, 0, "dead", "show", "-id", "1")
+	for text, times := range map[string]int{"main.go:1": 1, "main.go:9": 1, "same lines of code": 1} {
+		if n := strings.Count(out, text); n != times {
+			t.Errorf("show has %q %d times, want %d:\n%s", text, n, times, out)
+		}
+	}
 	f.run(t, 1, "dead", "show")
 	if _, errs := f.run(t, 1, "dead", "show", "-id", "99"); !strings.Contains(errs, "no such dead letter") {
 		t.Errorf("show of none says %q", errs)

@@ -33,7 +33,7 @@ func TestWhySaysWhereASagaWaits(t *testing.T) {
 	f.why("k", "after 1 attempt of step reserve-flight#1.1 in schema flights: failed: it is full; its deadline")
 	f.answer(func() (any, error) { return nil, consumer.Terminal(errFull) })
 	f.command(0, "dead", "retry", "-all", "-yes", "-key", "k", "-schema", f.flights)
-	f.why("k", "step flight: dead letter 1 of step reserve-flight#1.1 in schema flights: terminal: it is full; sagamill dead show -schema flights -id 1; its deadline")
+	f.why("k", "step flight: dead letter 1 of step reserve-flight#1.1 in schema flights: terminal: it is full; sagamill dead show -schema flights -id 1; once the cause is fixed: sagamill dead redrive -schema flights -id 1; its deadline")
 
 	f.answer(func() (any, error) { return []int{1}, nil })
 	letters, err := operator.NewDeadLetters(f.db, operator.Inbox, &operator.Options{Schema: f.flights})

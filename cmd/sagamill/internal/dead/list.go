@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -193,12 +194,24 @@ func printLetter(c *cli.Call, t *cli.Target, l operator.DeadLetter, asJSON bool)
 	for line := range strings.Lines(l.Stack) {
 		fields = append(fields, [2]string{"stack", cli.EscapeText(strings.TrimSpace(line))})
 	}
+	shown := map[string]bool{placesOf(l.Stack): true}
 	for _, f := range l.Earlier {
 		at := cmp.Or(formatFailed(f), "at an unknown time")
 		fields = append(fields, [2]string{"earlier", at + " " + cli.FormatCell(string(f.Reason)) + ": " + cli.FormatCell(f.Error)})
+		places := placesOf(f.Stack)
+		if shown[places] && f.Stack != "" {
+			fields = append(fields, [2]string{"its stack", "has the same lines of code as one above"})
+			continue
+		}
+		shown[places] = true
 		for line := range strings.Lines(f.Stack) {
 			fields = append(fields, [2]string{"its stack", cli.EscapeText(strings.TrimSpace(line))})
 		}
 	}
 	return cli.PrintFields(c.Stdout, fields)
 }
+
+var addresses = regexp.MustCompile(`0x[0-9a-f]+|goroutine \d+`)
+
+// placesOf returns a stack without what differs from one run to the next.
+func placesOf(stack string) string { return addresses.ReplaceAllString(stack, "") }
