@@ -12,8 +12,8 @@ CREATE INDEX parked_dead_cause ON {{.schema}}.parked
 {{end}}
 {{- if .saga -}}
 -- saga_live finds and counts live instances by their status, in the order in which they began, without reading the rows of
--- others. saga_held counts the running ones that wait for a person at a participant. A move that keeps status, reason and tries changes no
--- column of either index.
+-- others. saga_held counts the running ones that wait for a person at a participant. A move that keeps status, reason and
+-- tries changes no column of either index.
 --
 -- Orchestrators wait while the indexes are built: two seconds for a million instances. Readers wait only for the removal
 -- of the old index, at the end. The lock comes first, so that no orchestrator holds a row when the removal needs more.

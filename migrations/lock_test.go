@@ -268,3 +268,40 @@ func TestWhatIsNotThereIsNotMigrated(t *testing.T) {
 		t.Errorf("Down of a schema that is not there: %v", err)
 	}
 }
+
+// An orchestrator that holds a row while migration 010 waits can still write it: neither of them loses to a deadlock.
+func TestIndexesOfSagasWaitForAnOrchestrator(t *testing.T) {
+	t.Parallel()
+	name := at(t, pgtest.URL(), 9)
+	load(t, connect(t), name, 9)
+	exec := func(tx pgx.Tx, sql string) {
+		t.Helper()
+		if _, err := tx.Exec(t.Context(), strings.ReplaceAll(sql, "{schema}", name)); err != nil {
+			t.Error(err)
+		}
+	}
+	tx, err := connect(t).Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	exec(tx, "SELECT FROM {schema}.saga WHERE key = 'running' FOR UPDATE")
+	migrated := make(chan error, 1)
+	go func() {
+		migrated <- migrations.UpPatiently(t.Context(), pgtest.URL(), name, upTo(t, 10), time.Minute, time.Millisecond, 1)
+	}()
+	watch := connect(t)
+	faulttest.Await(t, "the migration waits for the table", func() (waits bool) {
+		err := watch.QueryRow(t.Context(), `SELECT count(*) > 0 FROM pg_locks WHERE relation = ($1 || '.saga')::regclass AND NOT granted`, name).Scan(&waits)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return waits
+	}, nil)
+	exec(tx, "UPDATE {schema}.saga SET updated_at = now() WHERE key = 'running'")
+	if err := tx.Commit(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if err := <-migrated; err != nil {
+		t.Errorf("Up: %v", err)
+	}
+}

@@ -143,12 +143,6 @@ func isDenied(err error) bool {
 	return errors.As(err, &refused) && refused.Code == "42501"
 }
 
-// sqlReadByIndex makes a transaction's statements read rows by an index, in its order, so that a limit bounds the rows
-// that are read. The settings end with the transaction.
-const sqlReadByIndex = `
-SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true),
-	set_config('enable_sort', 'off', true)`
-
 // sqlReadRequests counts the keys in progress among the $1 that expire last. It takes no lock. Its order is that of an
 // index, so the limit bounds the rows that are read.
 const sqlReadRequests = `
@@ -159,7 +153,7 @@ FROM (SELECT state, lease_until FROM {schema}.idempotency_key ORDER BY expires_a
 func readRequests(ctx context.Context, db *pgxpool.Pool, schema string) (s RequestStats, err error) {
 	var oldest float64
 	err = pgx.BeginTxFunc(ctx, db, limitedread.Begin(ctx, ""), func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, sqlReadByIndex); err != nil {
+		if _, err := tx.Exec(ctx, limitedread.ByIndex); err != nil {
 			return err
 		}
 		return tx.QueryRow(ctx, newOverviewQueries(schema).readRequests, countedRequests).Scan(&s.InProgress, &s.Abandoned, &oldest)

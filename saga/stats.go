@@ -74,11 +74,6 @@ type Stats struct {
 	Overdue time.Duration
 }
 
-// sqlReadByIndex makes a transaction's statements read rows by an index, in its order, whatever the planner believes
-// about the table: only then does a limit bound the rows that are read. The settings end with the transaction.
-const sqlReadByIndex = `
-SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true), set_config('enable_sort', 'off', true)`
-
 // sqlReadStats counts the live instances of each status, and says in microseconds how long the one that moved least
 // recently has not moved. Then come the number of those that are held, and how long the earliest due instance has been
 // due. It takes no lock.
@@ -122,7 +117,7 @@ func (o *Orchestrator) Stats(ctx context.Context) (Stats, error) {
 
 func countLive(ctx context.Context, db *pgxpool.Pool, statement string) (s Stats, err error) {
 	err = pgx.BeginTxFunc(ctx, db, limitedread.Begin(ctx, ""), func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, sqlReadByIndex); err != nil {
+		if _, err := tx.Exec(ctx, limitedread.ByIndex); err != nil {
 			return err
 		}
 		rows, _ := tx.Query(ctx, statement, pgx.QueryExecModeCacheDescribe, outbox.CountLimit)

@@ -13,7 +13,8 @@
 //
 // Variants that are compared run alternately, within seconds. Each round gives a ratio, and the command prints
 // the median of the rounds. A slice has a number of messages. It begins when all workers are connected, and
-// ends when they have reported as many commits, or confirms. Then every message must have had its effect once.
+// ends when they have reported as many commits, or confirms. Then every message must have had its effect once. A slice of
+// sagas is seven times as long, and its first two sevenths are not counted: they warm the connections of each process up.
 //
 // A line of the table shows the cost of one message. Columns are the processor time of the workers, of
 // PostgreSQL and of RabbitMQ, and the round trips to PostgreSQL. They are followed by its commits, its syncs of

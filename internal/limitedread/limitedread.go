@@ -19,9 +19,14 @@ func Statement(isolation pgx.TxIsoLevel) string {
 	return fmt.Sprintf("BEGIN ISOLATION LEVEL %s READ ONLY; SET LOCAL jit = off; SET LOCAL max_parallel_workers_per_gather = 0", isolation)
 }
 
-// Begin returns the options of such a transaction. If ctx has a deadline, the server cancels each statement that takes
-// longer than what was left when the transaction began, and a second. Without that, a statement may run on when its client dies or cannot reach the server any more. An empty
-// isolation means READ COMMITTED.
+// ByIndex makes the statements of a transaction read rows by an index, in its order, whatever the planner believes about
+// the table: only then does a limit bound the rows that are read. The settings end with the transaction.
+const ByIndex = `
+SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true), set_config('enable_sort', 'off', true)`
+
+// Begin returns the options of such a transaction. If ctx has a deadline, the server cancels each statement that takes a
+// second longer than what was left when the transaction began. Without that, a statement may run on when its client dies
+// or cannot reach the server any more. An empty isolation means READ COMMITTED.
 func Begin(ctx context.Context, isolation pgx.TxIsoLevel) pgx.TxOptions {
 	begin := Statement(cmp.Or(isolation, pgx.ReadCommitted))
 	if deadline, limited := ctx.Deadline(); limited {
