@@ -47,33 +47,34 @@ type LetterGroups struct {
 	Missing int           // groups beyond the limit
 }
 
-// Group groups the letters that filter picks, and returns the limit largest groups. It takes no lock. 100,000 letters take
-// 0.1 s of a core.
+// Group groups the letters that filter picks, and returns the limit largest groups. It takes no lock. 100,000 dead
+// letters take 0.06 s of a core.
 func (d *DeadLetters) Group(ctx context.Context, filter Filter, limit int) (LetterGroups, error) {
 	return d.letters.groupLetters(ctx, filter, limit)
 }
 
 // A grouping says how letters of a table are grouped.
 type grouping struct {
-	table, step, reason, text, since string
-	limit                            string // parameter
+	table, reason, text, since string
+	limit                      string // parameter
 }
 
 var (
-	inboxGrouping  = grouping{"parked", "coalesce(step, '')", "reason", "error", "last_at", "$16"}
-	outboxGrouping = grouping{"outbox_held", "step", "''", "reason", "{since}", "$13"}
+	inboxGrouping  = grouping{"parked", "reason", "error", "last_at", "$16"}
+	outboxGrouping = grouping{"outbox_held", "''", "reason", "{since}", "$13"}
 )
 
-// sqlGroupLetters counts the letters that a filter picks. The parts of the trend are counts since a moment, and no groups:
-// the planner would expect as many groups as letters, and sort them.
+// sqlGroupLetters counts the letters that a filter picks. It groups in the order of parked_groups and outbox_held_groups,
+// which have all that it reads of dead letters: so it neither hashes nor sorts. The parts of the trend are counts since a
+// moment, and no groups: the planner would expect as many groups as letters, and sort them.
 const sqlGroupLetters = `
 WITH moment AS MATERIALIZED (SELECT clock_timestamp() AS now),
 groups AS (
-	SELECT topic, {step} AS step, {reason} AS reason, fingerprint, count(*) AS n, min({at}) AS oldest, max({at}) AS newest, max(id) AS sample, {trend} AS trend
+	SELECT topic, {reason} AS reason, step, fingerprint, count(*) AS n, min({at}) AS oldest, max({at}) AS newest, max(id) AS sample, {trend} AS trend
 	FROM {schema}.{table} WHERE {picked} GROUP BY 1, 2, 3, 4)
-SELECT topic, step, reason, fingerprint, coalesce((SELECT left({text}, 300) FROM {schema}.{table} l WHERE l.id = sample), ''), n, oldest, newest, trend,
+SELECT topic, coalesce(step, ''), reason, fingerprint, coalesce((SELECT left({text}, 300) FROM {schema}.{table} l WHERE l.id = sample), ''), n, oldest, newest, trend,
 	(sum(n) OVER ())::bigint, count(*) OVER ()
-FROM groups ORDER BY n DESC, topic, step, reason, fingerprint LIMIT {limit}`
+FROM groups ORDER BY n DESC, 1, 2, 3, 4 LIMIT {limit}`
 
 // groupedLetters returns the statement of a grouping, with the condition of its filter to be filled in.
 func groupedLetters(g grouping) string {
@@ -82,7 +83,7 @@ func groupedLetters(g grouping) string {
 		counts[i] = fmt.Sprintf("count(*) FILTER (WHERE {at} > (SELECT now - interval '%d seconds' FROM moment))", int(trendPart.Seconds())*(trendParts-i))
 	}
 	statement := strings.ReplaceAll(sqlGroupLetters, "{trend}", "ARRAY["+strings.Join(counts, ", ")+"]")
-	return strings.NewReplacer("{at}", g.since, "{table}", g.table, "{step}", g.step, "{reason}", g.reason, "{text}", g.text, "{limit}", g.limit).Replace(statement)
+	return strings.NewReplacer("{at}", g.since, "{table}", g.table, "{reason}", g.reason, "{text}", g.text, "{limit}", g.limit).Replace(statement)
 }
 
 func (d *inboxLetters) groupLetters(ctx context.Context, filter Filter, limit int) (LetterGroups, error) {

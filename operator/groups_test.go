@@ -173,19 +173,32 @@ func TestLettersAreGrouped(t *testing.T) {
 	}
 }
 
-// Groups of dead letters, and counts of a group, are read from the index of the dead letters alone.
+// Groups of dead letters, and counts of a group, are read from an index of dead letters alone. Groups come in the order of
+// the index: the one sort puts the largest first.
 func TestGroupsAreReadFromAnIndex(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	f.putDead(t, "pay", "charge", "failed", "order % not found", 10, time.Minute)
+	f.putDeadHeld(t, 1, 10, "pay", "charge", "no queue", time.Minute)
 	// As after a vacuum, which the snapshot of another test can hold up.
-	f.exec(t, "UPDATE pg_class SET relpages = 1, reltuples = 10, relallvisible = 1 WHERE oid = '{schema}.parked'::regclass")
-	q := newInboxQueries(f.schema)
-	const byIndex = `SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true)`
+	f.exec(t, "UPDATE pg_class SET relpages = 1, reltuples = 10, relallvisible = 1 WHERE oid IN ('{schema}.parked'::regclass, '{schema}.outbox_held'::regclass)")
+	inbox, outbox := newInboxQueries(f.schema), newOutboxQueries(f.schema)
+	const byIndex = `SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true), set_config('enable_hashagg', 'off', true)`
 	const filter = "0, now(), NULL, NULL, 'charge', '', 'failed', '', '', '', 'pay', '', NULL, '0123456789abcdef', false"
-	for args, statement := range map[string]string{"(" + filter + ")": q.count.forState(StateDead), "(" + filter + ", 10)": q.group.forState(StateDead)} {
-		if plan := f.explainWith(t, byIndex, statement, args); !slices.Contains(plan, "Index Only Scan on parked") {
-			t.Errorf("%s: %q", args, plan)
+	const all = "0, now(), NULL, NULL, '', '', '', '', '', '', '', '', NULL, '', false"
+	const allHeld = "0, now(), NULL, NULL, '', '', '', '', '', NULL, '', false"
+	for _, tt := range []struct {
+		statement, args, node string
+		sorts                 int
+	}{
+		{inbox.count.forState(StateDead), filter, "Index Only Scan on parked", 0},
+		{inbox.group.forState(StateDead), filter + ", 10", "Index Only Scan on parked", 1},
+		{inbox.group.forState(StateDead), all + ", 10", "Index Only Scan on parked", 1},
+		{outbox.group, allHeld + ", 10", "Index Only Scan on outbox_held", 1},
+	} {
+		plan := f.explainWith(t, byIndex, tt.statement, "("+tt.args+")")
+		if !slices.Contains(plan, tt.node) || count(plan, "Sort")+count(plan, "Incremental Sort") != tt.sorts {
+			t.Errorf("%s: %q", tt.args, plan)
 		}
 	}
 }

@@ -91,6 +91,38 @@ func TestParkedMessagesAreFoundByIndexes(t *testing.T) {
 	}
 }
 
+// A held message is found by its key and by the ids that it has: dead letters without a scan of all of them, and those
+// that are delayed or retried too.
+func TestHeldMessagesAreFoundByIndexes(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	f.exec(t, `INSERT INTO {schema}.outbox_held (id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id, content_type,
+			payload, state, due_at, attempts, refused_at, reason)
+		SELECT i, ('018f0000-0000-7000-8000-' || lpad(i::text, 12, '0'))::uuid, 't', 't', 'acme', 'k' || i, 's', '', 'o' || i, 'corr' || i, 'cause' || i, '', '',
+			CASE i WHEN 1 THEN 'delayed' WHEN 2 THEN 'refused' WHEN 3 THEN 'waiting' ELSE 'dead' END, now(), CASE i WHEN 1 THEN 0 ELSE 1 END,
+			CASE i WHEN 1 THEN NULL ELSE now() END, 'no' FROM generate_series(1, 5000) i`)
+	f.exec(t, "ANALYZE {schema}.outbox_held")
+	const id = "'018f0000-0000-7000-8000-000000000777'"
+	plan := f.explainWith(t, outboxsql.PlanBySearch, newReaderQueries(f.schema).findMessages, "("+id+", "+id+", 50)")
+	// One index of the key, three of dead letters, one each of delayed and of retried messages, four conditions on each leaf.
+	if want := 6 + 4*len(outboxsql.Leaves); slices.Contains(plan, "Seq Scan on outbox_held") || count(plan, "Bitmap Index Scan") != want {
+		t.Errorf("held messages are found by %q", plan)
+	}
+	plan = f.explainWith(t, outboxsql.PlanBySearch, newOutboxQueries(f.schema).locate, "('', 'k777', 1000)")
+	if slices.Contains(plan, "Seq Scan on outbox_held") {
+		t.Errorf("the held messages of a key are found by %q", plan)
+	}
+	r := f.reader(t)
+	for i, n := range []string{"1", "2", "3", "4999"} {
+		for _, text := range []string{"018f0000-0000-7000-8000-" + strings.Repeat("0", 12-len(n)) + n, "corr" + n, "cause" + n, "k" + n} {
+			found, err := r.Search(t.Context(), text)
+			if err != nil || len(found.Skipped) > 0 || len(found.Matches) != 1 || found.Matches[0].Key != "k"+n {
+				t.Errorf("message %d: Search of %s = %+v, %v", i, text, found, err)
+			}
+		}
+	}
+}
+
 // count returns how often text is in all.
 func count(all []string, text string) (n int) {
 	for _, one := range all {

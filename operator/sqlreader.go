@@ -206,18 +206,21 @@ SELECT i.scope, i.key, i.path, i.name, i.id::text, i.status FROM scopes s CROSS 
 ORDER BY i.path = '' DESC, i.started_at DESC, i.scope, i.key, i.path LIMIT $3`
 
 // sqlFindMessages finds up to $3 messages of the key $2, with $2 as the id of their correlation or their cause, or with
-// the id $1.
+// the id $1. It finds the key and the dead letters by indexes, and looks at each of the other held messages for an id.
 const sqlFindMessages = `
 SELECT DISTINCT scope, key, type, id, message_id::text FROM (
-	SELECT ` + messageColumns + ` FROM {schema}.outbox_held WHERE ` + sqlWantedMessage + `
+	SELECT ` + messageColumns + ` FROM {schema}.outbox_held WHERE key = $2
+	UNION ALL SELECT ` + messageColumns + ` FROM {schema}.outbox_held WHERE state = 'dead' AND (` + sqlHasMessageID + `)
+	UNION ALL SELECT ` + messageColumns + ` FROM {schema}.outbox_held WHERE state = 'delayed' AND (` + sqlHasMessageID + `)
+	UNION ALL SELECT ` + messageColumns + ` FROM {schema}.outbox_held WHERE state IN ('refused', 'waiting') AND (` + sqlHasMessageID + `)
 	UNION ALL {leaves}) found
 ORDER BY id LIMIT $3`
 
-const sqlWantedMessage = `(key = $2 OR correlation_id = $2 OR causation_id = $2 OR message_id = $1::uuid)`
+const sqlHasMessageID = `correlation_id = $2 OR causation_id = $2 OR message_id = $1::uuid`
 
 // sqlFindMessagesLeaf needs no complete correlation_id: where it is left out, it is the causation_id or the message_id.
 const sqlFindMessagesLeaf = `
-	SELECT ` + loggedColumns + ` FROM {schema}.{leaf} m WHERE ` + sqlWantedMessage
+	SELECT ` + loggedColumns + ` FROM {schema}.{leaf} m WHERE key = $2 OR ` + sqlHasMessageID
 
 // The headers of a parked message with the ids of its correlation and of its cause.
 const (
