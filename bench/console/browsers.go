@@ -19,7 +19,7 @@ import (
 
 const (
 	lossGoal  = 0.01
-	settling  = time.Second      // of the load, before a slice
+	settling  = time.Second      // before a slice, and before browsers are watched
 	aloneTime = 30 * time.Second // in which browsers are watched without a load
 )
 
@@ -226,7 +226,7 @@ func share(used, took time.Duration) float64 {
 
 // watchCrowd watches browsers from the moment on at which they open their pages.
 func (b *bench) watchCrowd(ctx context.Context, s *site, paths []string) (p stretch, err error) {
-	if err := s.renew(); err != nil {
+	if err := errors.Join(s.renew(), backoff.Sleep(ctx, settling)); err != nil { // a read for the last browser may still run
 		return p, err
 	}
 	before := s.count.Statements.Load()
