@@ -37,8 +37,8 @@ func TestALocatorGetsByWithItsGrants(t *testing.T) {
 	}
 }
 
-// The tables are read once each, whatever is held, and for unpublished messages
-// it makes no difference how much is published. The server is the test's own: a
+// The log is read once, held messages are read by the index of their keys, and for unpublished
+// messages it makes no difference how much is published. The server is the test's own: a
 // snapshot of another test keeps dead rows, which cost pages too.
 func TestWhatLocateReads(t *testing.T) {
 	t.Parallel()
@@ -62,8 +62,8 @@ func TestWhatLocateReads(t *testing.T) {
 			if got := all.scans()["outbox_0"]; got != "Seq Scan " && got != "Bitmap Heap Scan " {
 				t.Errorf("%s: the log is read by %q, want one scan", name, got)
 			}
-			if got := strings.Count(all.scans()["outbox_held"], "Seq Scan"); got != 1 {
-				t.Errorf("%s: held messages are read by %s", name, all.scans()["outbox_held"])
+			if got := all.scans()["outbox_held"]; got == "" || strings.Contains(got, "Seq Scan") {
+				t.Errorf("%s: held messages are read by %q, want indexes", name, got)
 			}
 			var pages int
 			if err := f.pool.QueryRow(t.Context(), "SELECT (pg_table_size($1) + pg_table_size($2)) / 8192", f.schema+".outbox_0", f.schema+".outbox_held").Scan(&pages); err != nil {
