@@ -13,7 +13,7 @@ import (
 const (
 	warmBacklog = 500    // messages in the round that does not count
 	minBacklog  = 200    // in later rounds, when the rates are known
-	maxBacklog  = 20_000 // a fast slot is done before its slice is over
+	maxBacklog  = 100_000 // a fast slot is done before its slice is over
 )
 
 // A ratio compares two slots. Without a goal it is for information.

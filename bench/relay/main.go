@@ -47,7 +47,7 @@ func main() {
 		names[i] = p.name
 	}
 	flag.IntVar(&b.rounds, "rounds", 3, "rounds; the median counts")
-	flag.DurationVar(&b.slice, "slice", time.Second, "length of one measurement, about")
+	flag.DurationVar(&b.slice, "slice", 5*time.Second, "length of one measurement, about")
 	flag.DurationVar(&b.hold, "hold", time.Minute, "how long a snapshot is held open")
 	cpu := flag.String("cpuprofile", "", "write a CPU profile of this process to the file")
 	list := flag.String("parts", strings.Join(names, ","), "what is measured")
