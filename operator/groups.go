@@ -48,7 +48,7 @@ type LetterGroups struct {
 }
 
 // Group groups the letters that filter picks, and returns the limit largest groups. It takes no lock. 100,000 dead
-// letters take 0.06 s of a core.
+// letters take 0.06 s of a core, and 0.1 s before their tables are vacuumed.
 func (d *DeadLetters) Group(ctx context.Context, filter Filter, limit int) (LetterGroups, error) {
 	return d.letters.groupLetters(ctx, filter, limit)
 }
@@ -64,8 +64,8 @@ var (
 	outboxGrouping = grouping{"outbox_held", "''", "reason", "{since}", "$13"}
 )
 
-// sqlGroupLetters counts the letters that a filter picks. It groups in the order of parked_groups and outbox_held_groups,
-// which have all that it reads of dead letters: so it neither hashes nor sorts. The parts of the trend are counts since a
+// sqlGroupLetters counts the letters that a filter picks. The indexes parked_groups and outbox_held_groups have all that it
+// reads of dead letters, in the order of their groups: after a vacuum, the server neither hashes nor sorts. The parts of the trend are counts since a
 // moment, and no groups: the planner would expect as many groups as letters, and sort them.
 const sqlGroupLetters = `
 WITH moment AS MATERIALIZED (SELECT clock_timestamp() AS now),

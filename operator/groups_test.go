@@ -203,6 +203,44 @@ func TestGroupsAreReadFromAnIndex(t *testing.T) {
 	}
 }
 
+// A batch of one group goes on by the primary key: by the index of groups, each batch would read the whole group.
+func TestBatchesOfAGroupGoOnByThePrimaryKey(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	const analyze = "ANALYZE {schema}.parked, {schema}.outbox_held"
+	f.putDead(t, "pay", "charge", "failed", "order % not found", 4000, time.Minute)
+	f.putDeadHeld(t, 1, 4000, "pay", "charge", "no queue", time.Minute)
+	f.exec(t, analyze)
+	f.putDead(t, "ship", "pack", "failed", "no stock", 4000, time.Minute) // a group that the statistics do not have
+	f.putDeadHeld(t, 4001, 4000, "ship", "pack", "no stock", time.Minute)
+	inbox, outbox := newInboxQueries(f.schema), newOutboxQueries(f.schema)
+	fingerprint := func(table string) (found string) {
+		t.Helper()
+		if err := f.pool.QueryRow(t.Context(), "SELECT fingerprint FROM "+f.schema+"."+table+" WHERE topic = 'ship' LIMIT 1").Scan(&found); err != nil {
+			t.Fatal(err)
+		}
+		return found
+	}
+	ofGroup := "4500, now(), NULL, NULL, 'pack', '', 'failed', '', '', '', 'ship', '', now(), '" + fingerprint("parked") + "', false"
+	ofHeld := "4500, now(), NULL, NULL, 'ship', '', '', '', 'pack', NULL, '" + fingerprint("outbox_held") + "', false"
+	for _, statistics := range []string{"SELECT 'old'", analyze} {
+		f.exec(t, statistics)
+		for args, statement := range map[string]string{
+			ofGroup + ", 500":                   inbox.discard,
+			ofGroup + ", 500, '{action}'":       inbox.pick.forState(StateDead),
+			ofGroup + ", 100, '{action}', 9999": inbox.page,
+			ofHeld + ", 500":                    outbox.redrive,
+			ofHeld + ", 501":                    outbox.discard,
+			ofGroup + ", 16, '{action}'":        inbox.pick.forState(StateDead),
+		} {
+			plan := f.explain(t, "force_custom_plan", statement, "("+args+")")
+			if slices.Contains(plan, "Sort") || slices.ContainsFunc(plan, func(node string) bool { return strings.HasPrefix(node, "Bitmap") }) {
+				t.Errorf("%s, %s: %q", statistics, args, plan)
+			}
+		}
+	}
+}
+
 // A change with UnchangedSince redrives, discards, edits and buries each letter once, however often it is repeated and
 // whatever happened to the letter meanwhile.
 func TestAChangeSinceAMomentIsMadeOnce(t *testing.T) {

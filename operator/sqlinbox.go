@@ -20,11 +20,11 @@ const sqlBeginLetters = `BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL idle_in
 
 // sqlPicked is the condition of a filter, behind an id. An empty parameter matches
 // every letter. The state is no parameter, so that the planner can use the partial
-// index of that state. {contains} is one of the next two.
+// index of that state. {contains} is one of the next two. {true} is empty, or sqlNoIndex.
 const sqlPicked = `state = '{state}' AND id > $1 AND last_at <= $2 AND ($3::timestamptz IS NULL OR last_at >= $3)
-	AND ($4::bigint[] IS NULL OR id = ANY ($4)) AND ($5 = '' OR step = $5) AND ($6 = '' OR kind = $6) AND ($7 = '' OR reason = $7)
-	AND ($8 = '' OR {contains}) AND ($9 = '' OR scope = $9) AND ($10 = '' OR key = $10) AND ($11 = '' OR topic = $11)
-	AND ($12::bytea = '' OR message_id = $12) AND (fingerprint = $14 OR $14 = '') AND (NOT $15::boolean OR coalesce(step, '') = '')
+	AND ($4::bigint[] IS NULL OR id = ANY ($4)) AND ($5 = '' OR (step = $5){true}) AND ($6 = '' OR kind = $6)
+	AND ($7 = '' OR (reason = $7){true}) AND ($8 = '' OR {contains}) AND ($9 = '' OR scope = $9) AND ($10 = '' OR key = $10)
+	AND ($11 = '' OR (topic = $11){true}) AND ($12::bytea = '' OR message_id = $12) AND ((fingerprint = $14){true} OR $14 = '') AND (NOT $15::boolean OR coalesce(step, '') = '')
 	AND ({unchanged $13})`
 
 // The conditions that a text contains $8. With LIKE, the planner estimates by its statistics how rare that is, and may then
@@ -35,12 +35,16 @@ const (
 	sqlContainsBatch = `position($8 IN {text}) > 0`
 )
 
+// sqlNoIndex follows a comparison that no index is to serve. Batches go on by the primary key. By the index of a group, each
+// batch would read and sort the whole group.
+const sqlNoIndex = " IS TRUE"
+
 // fillPicked inserts picked, a condition on text, into statement, in place of {picked} or {picked batch}.
 func fillPicked(statement, picked, text string) string {
-	with := func(contains string) string {
-		return strings.ReplaceAll(picked, "{contains}", strings.ReplaceAll(contains, "{text}", text))
+	with := func(contains, test string) string {
+		return strings.NewReplacer("{contains}", strings.ReplaceAll(contains, "{text}", text), "{true}", test).Replace(picked)
 	}
-	return strings.NewReplacer("{picked}", with(sqlContains), "{picked batch}", with(sqlContainsBatch)).Replace(statement)
+	return strings.NewReplacer("{picked}", with(sqlContains, ""), "{picked batch}", with(sqlContainsBatch, sqlNoIndex)).Replace(statement)
 }
 
 // sqlUnchanged is the condition of a letter that has not changed since {moment}, which may be null. The time of an edit is in

@@ -11,8 +11,8 @@ import (
 )
 
 const (
-	warmBacklog = 500    // messages in the round that does not count
-	minBacklog  = 200    // in later rounds, when the rates are known
+	warmBacklog = 500     // messages in the round that does not count
+	minBacklog  = 200     // in later rounds, when the rates are known
 	maxBacklog  = 100_000 // a fast slot is done before its slice is over
 )
 

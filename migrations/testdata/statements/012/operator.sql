@@ -20,18 +20,18 @@ SELECT FROM {schema}.saga WHERE scope = $1 AND key = $2 AND path = $3 FOR UPDATE
 UPDATE {schema}.parked SET state = 'dead', last_at = clock_timestamp() WHERE id = ANY ($1)
 ---- inboxQueries.count0
 SELECT count(*) FROM {schema}.parked WHERE state = 'dead' AND id > $1 AND last_at <= $2 AND ($3::timestamptz IS NULL OR last_at >= $3)
-	AND ($4::bigint[] IS NULL OR id = ANY ($4)) AND ($5 = '' OR step = $5) AND ($6 = '' OR kind = $6) AND ($7 = '' OR reason = $7)
-	AND ($8 = '' OR error LIKE '%' || replace(replace(replace($8, chr(92), chr(92) || chr(92)), '%', chr(92) || '%'), '_', chr(92) || '_') || '%') AND ($9 = '' OR scope = $9) AND ($10 = '' OR key = $10) AND ($11 = '' OR topic = $11)
-	AND ($12::bytea = '' OR message_id = $12) AND (fingerprint = $14 OR $14 = '') AND (NOT $15::boolean OR coalesce(step, '') = '')
+	AND ($4::bigint[] IS NULL OR id = ANY ($4)) AND ($5 = '' OR (step = $5)) AND ($6 = '' OR kind = $6)
+	AND ($7 = '' OR (reason = $7)) AND ($8 = '' OR error LIKE '%' || replace(replace(replace($8, chr(92), chr(92) || chr(92)), '%', chr(92) || '%'), '_', chr(92) || '_') || '%') AND ($9 = '' OR scope = $9) AND ($10 = '' OR key = $10)
+	AND ($11 = '' OR (topic = $11)) AND ($12::bytea = '' OR message_id = $12) AND ((fingerprint = $14) OR $14 = '') AND (NOT $15::boolean OR coalesce(step, '') = '')
 	AND ($13::timestamptz IS NULL OR last_at <= $13 AND coalesce(redriven_at <= $13, true)
 	AND CASE WHEN digest IS NULL THEN true ELSE coalesce(substring(
 		convert_from(header_values[array_position(header_names, 'x-sagamill-edited'::bytea)], 'LATIN1')
 		FROM '^edit [0-9]+ at ([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]+Z) by ')::timestamptz <= $13, true) END)
 ---- inboxQueries.count1
 SELECT count(*) FROM {schema}.parked WHERE state = 'retrying' AND id > $1 AND last_at <= $2 AND ($3::timestamptz IS NULL OR last_at >= $3)
-	AND ($4::bigint[] IS NULL OR id = ANY ($4)) AND ($5 = '' OR step = $5) AND ($6 = '' OR kind = $6) AND ($7 = '' OR reason = $7)
-	AND ($8 = '' OR error LIKE '%' || replace(replace(replace($8, chr(92), chr(92) || chr(92)), '%', chr(92) || '%'), '_', chr(92) || '_') || '%') AND ($9 = '' OR scope = $9) AND ($10 = '' OR key = $10) AND ($11 = '' OR topic = $11)
-	AND ($12::bytea = '' OR message_id = $12) AND (fingerprint = $14 OR $14 = '') AND (NOT $15::boolean OR coalesce(step, '') = '')
+	AND ($4::bigint[] IS NULL OR id = ANY ($4)) AND ($5 = '' OR (step = $5)) AND ($6 = '' OR kind = $6)
+	AND ($7 = '' OR (reason = $7)) AND ($8 = '' OR error LIKE '%' || replace(replace(replace($8, chr(92), chr(92) || chr(92)), '%', chr(92) || '%'), '_', chr(92) || '_') || '%') AND ($9 = '' OR scope = $9) AND ($10 = '' OR key = $10)
+	AND ($11 = '' OR (topic = $11)) AND ($12::bytea = '' OR message_id = $12) AND ((fingerprint = $14) OR $14 = '') AND (NOT $15::boolean OR coalesce(step, '') = '')
 	AND ($13::timestamptz IS NULL OR last_at <= $13 AND coalesce(redriven_at <= $13, true)
 	AND CASE WHEN digest IS NULL THEN true ELSE coalesce(substring(
 		convert_from(header_values[array_position(header_names, 'x-sagamill-edited'::bytea)], 'LATIN1')
@@ -39,9 +39,9 @@ SELECT count(*) FROM {schema}.parked WHERE state = 'retrying' AND id > $1 AND la
 ---- inboxQueries.discard
 
 WITH batch AS (SELECT id FROM {schema}.parked WHERE state = 'dead' AND id > $1 AND last_at <= $2 AND ($3::timestamptz IS NULL OR last_at >= $3)
-	AND ($4::bigint[] IS NULL OR id = ANY ($4)) AND ($5 = '' OR step = $5) AND ($6 = '' OR kind = $6) AND ($7 = '' OR reason = $7)
-	AND ($8 = '' OR position($8 IN error) > 0) AND ($9 = '' OR scope = $9) AND ($10 = '' OR key = $10) AND ($11 = '' OR topic = $11)
-	AND ($12::bytea = '' OR message_id = $12) AND (fingerprint = $14 OR $14 = '') AND (NOT $15::boolean OR coalesce(step, '') = '')
+	AND ($4::bigint[] IS NULL OR id = ANY ($4)) AND ($5 = '' OR (step = $5) IS TRUE) AND ($6 = '' OR kind = $6)
+	AND ($7 = '' OR (reason = $7) IS TRUE) AND ($8 = '' OR position($8 IN error) > 0) AND ($9 = '' OR scope = $9) AND ($10 = '' OR key = $10)
+	AND ($11 = '' OR (topic = $11) IS TRUE) AND ($12::bytea = '' OR message_id = $12) AND ((fingerprint = $14) IS TRUE OR $14 = '') AND (NOT $15::boolean OR coalesce(step, '') = '')
 	AND ($13::timestamptz IS NULL OR last_at <= $13 AND coalesce(redriven_at <= $13, true)
 	AND CASE WHEN digest IS NULL THEN true ELSE coalesce(substring(
 		convert_from(header_values[array_position(header_names, 'x-sagamill-edited'::bytea)], 'LATIN1')
@@ -52,9 +52,9 @@ RETURNING p.id
 
 DELETE FROM {schema}.parked
 WHERE id = ANY (ARRAY(SELECT id FROM {schema}.parked WHERE state = 'dead' AND id > $1 AND last_at <= $2 AND ($3::timestamptz IS NULL OR last_at >= $3)
-	AND ($4::bigint[] IS NULL OR id = ANY ($4)) AND ($5 = '' OR step = $5) AND ($6 = '' OR kind = $6) AND ($7 = '' OR reason = $7)
-	AND ($8 = '' OR position($8 IN error) > 0) AND ($9 = '' OR scope = $9) AND ($10 = '' OR key = $10) AND ($11 = '' OR topic = $11)
-	AND ($12::bytea = '' OR message_id = $12) AND (fingerprint = $14 OR $14 = '') AND (NOT $15::boolean OR coalesce(step, '') = '')
+	AND ($4::bigint[] IS NULL OR id = ANY ($4)) AND ($5 = '' OR (step = $5) IS TRUE) AND ($6 = '' OR kind = $6)
+	AND ($7 = '' OR (reason = $7) IS TRUE) AND ($8 = '' OR position($8 IN error) > 0) AND ($9 = '' OR scope = $9) AND ($10 = '' OR key = $10)
+	AND ($11 = '' OR (topic = $11) IS TRUE) AND ($12::bytea = '' OR message_id = $12) AND ((fingerprint = $14) IS TRUE OR $14 = '') AND (NOT $15::boolean OR coalesce(step, '') = '')
 	AND ($13::timestamptz IS NULL OR last_at <= $13 AND coalesce(redriven_at <= $13, true)
 	AND CASE WHEN digest IS NULL THEN true ELSE coalesce(substring(
 		convert_from(header_values[array_position(header_names, 'x-sagamill-edited'::bytea)], 'LATIN1')
@@ -80,9 +80,9 @@ WITH moment AS MATERIALIZED (SELECT clock_timestamp() AS now),
 groups AS (
 	SELECT topic, reason AS reason, step, fingerprint, count(*) AS n, min(last_at) AS oldest, max(last_at) AS newest, max(id) AS sample, ARRAY[count(*) FILTER (WHERE last_at > (SELECT now - interval '3600 seconds' FROM moment)), count(*) FILTER (WHERE last_at > (SELECT now - interval '3300 seconds' FROM moment)), count(*) FILTER (WHERE last_at > (SELECT now - interval '3000 seconds' FROM moment)), count(*) FILTER (WHERE last_at > (SELECT now - interval '2700 seconds' FROM moment)), count(*) FILTER (WHERE last_at > (SELECT now - interval '2400 seconds' FROM moment)), count(*) FILTER (WHERE last_at > (SELECT now - interval '2100 seconds' FROM moment)), count(*) FILTER (WHERE last_at > (SELECT now - interval '1800 seconds' FROM moment)), count(*) FILTER (WHERE last_at > (SELECT now - interval '1500 seconds' FROM moment)), count(*) FILTER (WHERE last_at > (SELECT now - interval '1200 seconds' FROM moment)), count(*) FILTER (WHERE last_at > (SELECT now - interval '900 seconds' FROM moment)), count(*) FILTER (WHERE last_at > (SELECT now - interval '600 seconds' FROM moment)), count(*) FILTER (WHERE last_at > (SELECT now - interval '300 seconds' FROM moment))] AS trend
 	FROM {schema}.parked WHERE state = 'dead' AND id > $1 AND last_at <= $2 AND ($3::timestamptz IS NULL OR last_at >= $3)
-	AND ($4::bigint[] IS NULL OR id = ANY ($4)) AND ($5 = '' OR step = $5) AND ($6 = '' OR kind = $6) AND ($7 = '' OR reason = $7)
-	AND ($8 = '' OR error LIKE '%' || replace(replace(replace($8, chr(92), chr(92) || chr(92)), '%', chr(92) || '%'), '_', chr(92) || '_') || '%') AND ($9 = '' OR scope = $9) AND ($10 = '' OR key = $10) AND ($11 = '' OR topic = $11)
-	AND ($12::bytea = '' OR message_id = $12) AND (fingerprint = $14 OR $14 = '') AND (NOT $15::boolean OR coalesce(step, '') = '')
+	AND ($4::bigint[] IS NULL OR id = ANY ($4)) AND ($5 = '' OR (step = $5)) AND ($6 = '' OR kind = $6)
+	AND ($7 = '' OR (reason = $7)) AND ($8 = '' OR error LIKE '%' || replace(replace(replace($8, chr(92), chr(92) || chr(92)), '%', chr(92) || '%'), '_', chr(92) || '_') || '%') AND ($9 = '' OR scope = $9) AND ($10 = '' OR key = $10)
+	AND ($11 = '' OR (topic = $11)) AND ($12::bytea = '' OR message_id = $12) AND ((fingerprint = $14) OR $14 = '') AND (NOT $15::boolean OR coalesce(step, '') = '')
 	AND ($13::timestamptz IS NULL OR last_at <= $13 AND coalesce(redriven_at <= $13, true)
 	AND CASE WHEN digest IS NULL THEN true ELSE coalesce(substring(
 		convert_from(header_values[array_position(header_names, 'x-sagamill-edited'::bytea)], 'LATIN1')
@@ -96,9 +96,9 @@ WITH moment AS MATERIALIZED (SELECT clock_timestamp() AS now),
 groups AS (
 	SELECT topic, reason AS reason, step, fingerprint, count(*) AS n, min(last_at) AS oldest, max(last_at) AS newest, max(id) AS sample, ARRAY[count(*) FILTER (WHERE last_at > (SELECT now - interval '3600 seconds' FROM moment)), count(*) FILTER (WHERE last_at > (SELECT now - interval '3300 seconds' FROM moment)), count(*) FILTER (WHERE last_at > (SELECT now - interval '3000 seconds' FROM moment)), count(*) FILTER (WHERE last_at > (SELECT now - interval '2700 seconds' FROM moment)), count(*) FILTER (WHERE last_at > (SELECT now - interval '2400 seconds' FROM moment)), count(*) FILTER (WHERE last_at > (SELECT now - interval '2100 seconds' FROM moment)), count(*) FILTER (WHERE last_at > (SELECT now - interval '1800 seconds' FROM moment)), count(*) FILTER (WHERE last_at > (SELECT now - interval '1500 seconds' FROM moment)), count(*) FILTER (WHERE last_at > (SELECT now - interval '1200 seconds' FROM moment)), count(*) FILTER (WHERE last_at > (SELECT now - interval '900 seconds' FROM moment)), count(*) FILTER (WHERE last_at > (SELECT now - interval '600 seconds' FROM moment)), count(*) FILTER (WHERE last_at > (SELECT now - interval '300 seconds' FROM moment))] AS trend
 	FROM {schema}.parked WHERE state = 'retrying' AND id > $1 AND last_at <= $2 AND ($3::timestamptz IS NULL OR last_at >= $3)
-	AND ($4::bigint[] IS NULL OR id = ANY ($4)) AND ($5 = '' OR step = $5) AND ($6 = '' OR kind = $6) AND ($7 = '' OR reason = $7)
-	AND ($8 = '' OR error LIKE '%' || replace(replace(replace($8, chr(92), chr(92) || chr(92)), '%', chr(92) || '%'), '_', chr(92) || '_') || '%') AND ($9 = '' OR scope = $9) AND ($10 = '' OR key = $10) AND ($11 = '' OR topic = $11)
-	AND ($12::bytea = '' OR message_id = $12) AND (fingerprint = $14 OR $14 = '') AND (NOT $15::boolean OR coalesce(step, '') = '')
+	AND ($4::bigint[] IS NULL OR id = ANY ($4)) AND ($5 = '' OR (step = $5)) AND ($6 = '' OR kind = $6)
+	AND ($7 = '' OR (reason = $7)) AND ($8 = '' OR error LIKE '%' || replace(replace(replace($8, chr(92), chr(92) || chr(92)), '%', chr(92) || '%'), '_', chr(92) || '_') || '%') AND ($9 = '' OR scope = $9) AND ($10 = '' OR key = $10)
+	AND ($11 = '' OR (topic = $11)) AND ($12::bytea = '' OR message_id = $12) AND ((fingerprint = $14) OR $14 = '') AND (NOT $15::boolean OR coalesce(step, '') = '')
 	AND ($13::timestamptz IS NULL OR last_at <= $13 AND coalesce(redriven_at <= $13, true)
 	AND CASE WHEN digest IS NULL THEN true ELSE coalesce(substring(
 		convert_from(header_values[array_position(header_names, 'x-sagamill-edited'::bytea)], 'LATIN1')
@@ -138,9 +138,9 @@ SELECT set_config('lock_timeout', $1, true)
 SELECT id, state, kind, coalesce(scope, ''), coalesce(key, ''), coalesce(step, ''), coalesce(n, ''), topic, message_id,
 	header_names, header_values, NULL::bytea, octet_length(payload), reason, error, '', fingerprint, attempts, first_at, last_at,
 	CASE WHEN state = 'retrying' AND isfinite(due_at) THEN due_at END, digest, in_doubt, NULL::jsonb FROM {schema}.parked WHERE state = 'dead' AND id > $1 AND last_at <= $2 AND ($3::timestamptz IS NULL OR last_at >= $3)
-	AND ($4::bigint[] IS NULL OR id = ANY ($4)) AND ($5 = '' OR step = $5) AND ($6 = '' OR kind = $6) AND ($7 = '' OR reason = $7)
-	AND ($8 = '' OR error LIKE '%' || replace(replace(replace($8, chr(92), chr(92) || chr(92)), '%', chr(92) || '%'), '_', chr(92) || '_') || '%') AND ($9 = '' OR scope = $9) AND ($10 = '' OR key = $10) AND ($11 = '' OR topic = $11)
-	AND ($12::bytea = '' OR message_id = $12) AND (fingerprint = $14 OR $14 = '') AND (NOT $15::boolean OR coalesce(step, '') = '')
+	AND ($4::bigint[] IS NULL OR id = ANY ($4)) AND ($5 = '' OR (step = $5)) AND ($6 = '' OR kind = $6)
+	AND ($7 = '' OR (reason = $7)) AND ($8 = '' OR error LIKE '%' || replace(replace(replace($8, chr(92), chr(92) || chr(92)), '%', chr(92) || '%'), '_', chr(92) || '_') || '%') AND ($9 = '' OR scope = $9) AND ($10 = '' OR key = $10)
+	AND ($11 = '' OR (topic = $11)) AND ($12::bytea = '' OR message_id = $12) AND ((fingerprint = $14) OR $14 = '') AND (NOT $15::boolean OR coalesce(step, '') = '')
 	AND ($13::timestamptz IS NULL OR last_at <= $13 AND coalesce(redriven_at <= $13, true)
 	AND CASE WHEN digest IS NULL THEN true ELSE coalesce(substring(
 		convert_from(header_values[array_position(header_names, 'x-sagamill-edited'::bytea)], 'LATIN1')
@@ -149,9 +149,9 @@ SELECT id, state, kind, coalesce(scope, ''), coalesce(key, ''), coalesce(step, '
 SELECT id, state, kind, coalesce(scope, ''), coalesce(key, ''), coalesce(step, ''), coalesce(n, ''), topic, message_id,
 	header_names, header_values, NULL::bytea, octet_length(payload), reason, error, '', fingerprint, attempts, first_at, last_at,
 	CASE WHEN state = 'retrying' AND isfinite(due_at) THEN due_at END, digest, in_doubt, NULL::jsonb FROM {schema}.parked WHERE state = 'retrying' AND id > $1 AND last_at <= $2 AND ($3::timestamptz IS NULL OR last_at >= $3)
-	AND ($4::bigint[] IS NULL OR id = ANY ($4)) AND ($5 = '' OR step = $5) AND ($6 = '' OR kind = $6) AND ($7 = '' OR reason = $7)
-	AND ($8 = '' OR error LIKE '%' || replace(replace(replace($8, chr(92), chr(92) || chr(92)), '%', chr(92) || '%'), '_', chr(92) || '_') || '%') AND ($9 = '' OR scope = $9) AND ($10 = '' OR key = $10) AND ($11 = '' OR topic = $11)
-	AND ($12::bytea = '' OR message_id = $12) AND (fingerprint = $14 OR $14 = '') AND (NOT $15::boolean OR coalesce(step, '') = '')
+	AND ($4::bigint[] IS NULL OR id = ANY ($4)) AND ($5 = '' OR (step = $5)) AND ($6 = '' OR kind = $6)
+	AND ($7 = '' OR (reason = $7)) AND ($8 = '' OR error LIKE '%' || replace(replace(replace($8, chr(92), chr(92) || chr(92)), '%', chr(92) || '%'), '_', chr(92) || '_') || '%') AND ($9 = '' OR scope = $9) AND ($10 = '' OR key = $10)
+	AND ($11 = '' OR (topic = $11)) AND ($12::bytea = '' OR message_id = $12) AND ((fingerprint = $14) OR $14 = '') AND (NOT $15::boolean OR coalesce(step, '') = '')
 	AND ($13::timestamptz IS NULL OR last_at <= $13 AND coalesce(redriven_at <= $13, true)
 	AND CASE WHEN digest IS NULL THEN true ELSE coalesce(substring(
 		convert_from(header_values[array_position(header_names, 'x-sagamill-edited'::bytea)], 'LATIN1')
@@ -210,9 +210,9 @@ WHERE (i.scope, i.key, i.step, i.n) = (m.scope, m.key, m.step, m.n)
 SELECT id FROM (
 	SELECT id, sum(octet_length(payload)) OVER (ORDER BY id) - octet_length(payload) AS before
 	FROM (SELECT id, payload FROM {schema}.parked WHERE state = 'dead' AND id > $1 AND last_at <= $2 AND ($3::timestamptz IS NULL OR last_at >= $3)
-	AND ($4::bigint[] IS NULL OR id = ANY ($4)) AND ($5 = '' OR step = $5) AND ($6 = '' OR kind = $6) AND ($7 = '' OR reason = $7)
-	AND ($8 = '' OR position($8 IN error) > 0) AND ($9 = '' OR scope = $9) AND ($10 = '' OR key = $10) AND ($11 = '' OR topic = $11)
-	AND ($12::bytea = '' OR message_id = $12) AND (fingerprint = $14 OR $14 = '') AND (NOT $15::boolean OR coalesce(step, '') = '')
+	AND ($4::bigint[] IS NULL OR id = ANY ($4)) AND ($5 = '' OR (step = $5) IS TRUE) AND ($6 = '' OR kind = $6)
+	AND ($7 = '' OR (reason = $7) IS TRUE) AND ($8 = '' OR position($8 IN error) > 0) AND ($9 = '' OR scope = $9) AND ($10 = '' OR key = $10)
+	AND ($11 = '' OR (topic = $11) IS TRUE) AND ($12::bytea = '' OR message_id = $12) AND ((fingerprint = $14) IS TRUE OR $14 = '') AND (NOT $15::boolean OR coalesce(step, '') = '')
 	AND ($13::timestamptz IS NULL OR last_at <= $13 AND coalesce(redriven_at <= $13, true)
 	AND CASE WHEN digest IS NULL THEN true ELSE coalesce(substring(
 		convert_from(header_values[array_position(header_names, 'x-sagamill-edited'::bytea)], 'LATIN1')
@@ -221,9 +221,9 @@ WHERE before < $18 ORDER BY id
 ---- inboxQueries.pick0
 
 SELECT id FROM {schema}.parked WHERE state = 'dead' AND id > $1 AND last_at <= $2 AND ($3::timestamptz IS NULL OR last_at >= $3)
-	AND ($4::bigint[] IS NULL OR id = ANY ($4)) AND ($5 = '' OR step = $5) AND ($6 = '' OR kind = $6) AND ($7 = '' OR reason = $7)
-	AND ($8 = '' OR position($8 IN error) > 0) AND ($9 = '' OR scope = $9) AND ($10 = '' OR key = $10) AND ($11 = '' OR topic = $11)
-	AND ($12::bytea = '' OR message_id = $12) AND (fingerprint = $14 OR $14 = '') AND (NOT $15::boolean OR coalesce(step, '') = '')
+	AND ($4::bigint[] IS NULL OR id = ANY ($4)) AND ($5 = '' OR (step = $5) IS TRUE) AND ($6 = '' OR kind = $6)
+	AND ($7 = '' OR (reason = $7) IS TRUE) AND ($8 = '' OR position($8 IN error) > 0) AND ($9 = '' OR scope = $9) AND ($10 = '' OR key = $10)
+	AND ($11 = '' OR (topic = $11) IS TRUE) AND ($12::bytea = '' OR message_id = $12) AND ((fingerprint = $14) IS TRUE OR $14 = '') AND (NOT $15::boolean OR coalesce(step, '') = '')
 	AND ($13::timestamptz IS NULL OR last_at <= $13 AND coalesce(redriven_at <= $13, true)
 	AND CASE WHEN digest IS NULL THEN true ELSE coalesce(substring(
 		convert_from(header_values[array_position(header_names, 'x-sagamill-edited'::bytea)], 'LATIN1')
@@ -231,9 +231,9 @@ SELECT id FROM {schema}.parked WHERE state = 'dead' AND id > $1 AND last_at <= $
 ---- inboxQueries.pick1
 
 SELECT id FROM {schema}.parked WHERE state = 'retrying' AND id > $1 AND last_at <= $2 AND ($3::timestamptz IS NULL OR last_at >= $3)
-	AND ($4::bigint[] IS NULL OR id = ANY ($4)) AND ($5 = '' OR step = $5) AND ($6 = '' OR kind = $6) AND ($7 = '' OR reason = $7)
-	AND ($8 = '' OR position($8 IN error) > 0) AND ($9 = '' OR scope = $9) AND ($10 = '' OR key = $10) AND ($11 = '' OR topic = $11)
-	AND ($12::bytea = '' OR message_id = $12) AND (fingerprint = $14 OR $14 = '') AND (NOT $15::boolean OR coalesce(step, '') = '')
+	AND ($4::bigint[] IS NULL OR id = ANY ($4)) AND ($5 = '' OR (step = $5) IS TRUE) AND ($6 = '' OR kind = $6)
+	AND ($7 = '' OR (reason = $7) IS TRUE) AND ($8 = '' OR position($8 IN error) > 0) AND ($9 = '' OR scope = $9) AND ($10 = '' OR key = $10)
+	AND ($11 = '' OR (topic = $11) IS TRUE) AND ($12::bytea = '' OR message_id = $12) AND ((fingerprint = $14) IS TRUE OR $14 = '') AND (NOT $15::boolean OR coalesce(step, '') = '')
 	AND ($13::timestamptz IS NULL OR last_at <= $13 AND coalesce(redriven_at <= $13, true)
 	AND CASE WHEN digest IS NULL THEN true ELSE coalesce(substring(
 		convert_from(header_values[array_position(header_names, 'x-sagamill-edited'::bytea)], 'LATIN1')
@@ -275,9 +275,9 @@ RETURNING id
 ---- inboxQueries.retryNow
 
 WITH batch AS (SELECT id FROM {schema}.parked WHERE state = 'retrying' AND id > $1 AND last_at <= $2 AND ($3::timestamptz IS NULL OR last_at >= $3)
-	AND ($4::bigint[] IS NULL OR id = ANY ($4)) AND ($5 = '' OR step = $5) AND ($6 = '' OR kind = $6) AND ($7 = '' OR reason = $7)
-	AND ($8 = '' OR position($8 IN error) > 0) AND ($9 = '' OR scope = $9) AND ($10 = '' OR key = $10) AND ($11 = '' OR topic = $11)
-	AND ($12::bytea = '' OR message_id = $12) AND (fingerprint = $14 OR $14 = '') AND (NOT $15::boolean OR coalesce(step, '') = '')
+	AND ($4::bigint[] IS NULL OR id = ANY ($4)) AND ($5 = '' OR (step = $5) IS TRUE) AND ($6 = '' OR kind = $6)
+	AND ($7 = '' OR (reason = $7) IS TRUE) AND ($8 = '' OR position($8 IN error) > 0) AND ($9 = '' OR scope = $9) AND ($10 = '' OR key = $10)
+	AND ($11 = '' OR (topic = $11) IS TRUE) AND ($12::bytea = '' OR message_id = $12) AND ((fingerprint = $14) IS TRUE OR $14 = '') AND (NOT $15::boolean OR coalesce(step, '') = '')
 	AND ($13::timestamptz IS NULL OR last_at <= $13 AND coalesce(redriven_at <= $13, true)
 	AND CASE WHEN digest IS NULL THEN true ELSE coalesce(substring(
 		convert_from(header_values[array_position(header_names, 'x-sagamill-edited'::bytea)], 'LATIN1')
@@ -452,9 +452,9 @@ WHERE s.ended_at IS NULL AND length(s.progress) <= $4
 ---- outboxQueries.bury
 
 WITH batch AS (SELECT id FROM {schema}.outbox_held WHERE (state = 'refused' OR state = 'waiting' AND due_at < 'infinity' AND reason <> '') AND id > $1 AND coalesce(refused_at, created_at) <= $2 AND ($3::bigint[] IS NULL OR id = ANY ($3))
-	AND ($4::uuid IS NULL OR message_id = $4) AND ($5 = '' OR topic = $5) AND ($6 = '' OR scope = $6) AND ($7 = '' OR key = $7)
-	AND ($8 = '' OR position($8 IN reason) > 0) AND ($9 = '' OR step = $9) AND ($10::timestamptz IS NULL OR coalesce(refused_at, created_at) <= $10)
-	AND (fingerprint = $11 OR $11 = '') AND (NOT $12::boolean OR step = '') ORDER BY id LIMIT $13 FOR UPDATE)
+	AND ($4::uuid IS NULL OR message_id = $4) AND ($5 = '' OR (topic = $5) IS TRUE) AND ($6 = '' OR scope = $6) AND ($7 = '' OR key = $7)
+	AND ($8 = '' OR position($8 IN reason) > 0) AND ($9 = '' OR (step = $9) IS TRUE) AND ($10::timestamptz IS NULL OR coalesce(refused_at, created_at) <= $10)
+	AND ((fingerprint = $11) IS TRUE OR $11 = '') AND (NOT $12::boolean OR step = '') ORDER BY id LIMIT $13 FOR UPDATE)
 UPDATE {schema}.outbox_held h
 SET state = 'dead', attempts = greatest(h.attempts, 1), refused_at = clock_timestamp()
 FROM batch WHERE h.id = batch.id
@@ -471,24 +471,24 @@ FROM {schema}.outbox WHERE id = ANY ($1::bigint[])
 ORDER BY id
 ---- outboxQueries.count
 SELECT count(*) FROM {schema}.outbox_held WHERE state = 'dead' AND id > $1 AND refused_at <= $2 AND ($3::bigint[] IS NULL OR id = ANY ($3))
-	AND ($4::uuid IS NULL OR message_id = $4) AND ($5 = '' OR topic = $5) AND ($6 = '' OR scope = $6) AND ($7 = '' OR key = $7)
-	AND ($8 = '' OR reason LIKE '%' || replace(replace(replace($8, chr(92), chr(92) || chr(92)), '%', chr(92) || '%'), '_', chr(92) || '_') || '%') AND ($9 = '' OR step = $9) AND ($10::timestamptz IS NULL OR refused_at <= $10)
-	AND (fingerprint = $11 OR $11 = '') AND (NOT $12::boolean OR step = '')
+	AND ($4::uuid IS NULL OR message_id = $4) AND ($5 = '' OR (topic = $5)) AND ($6 = '' OR scope = $6) AND ($7 = '' OR key = $7)
+	AND ($8 = '' OR reason LIKE '%' || replace(replace(replace($8, chr(92), chr(92) || chr(92)), '%', chr(92) || '%'), '_', chr(92) || '_') || '%') AND ($9 = '' OR (step = $9)) AND ($10::timestamptz IS NULL OR refused_at <= $10)
+	AND ((fingerprint = $11) OR $11 = '') AND (NOT $12::boolean OR step = '')
 ---- outboxQueries.countLogged
 SELECT count(*), coalesce(max(id), 0) FROM {schema}.outbox m WHERE leaf IS DISTINCT FROM -1 AND id > $5 AND ($1 = '' OR scope = $1) AND ($2 = '' OR key = $2)
 	AND ($3::timestamptz IS NULL OR created_at >= $3) AND ($4::timestamptz IS NULL OR created_at < $4)
 	AND NOT EXISTS (SELECT FROM {schema}.outbox_held h WHERE h.id = m.id)
 ---- outboxQueries.countRetrying
 SELECT count(*) FROM {schema}.outbox_held WHERE (state = 'refused' OR state = 'waiting' AND due_at < 'infinity' AND reason <> '') AND id > $1 AND coalesce(refused_at, created_at) <= $2 AND ($3::bigint[] IS NULL OR id = ANY ($3))
-	AND ($4::uuid IS NULL OR message_id = $4) AND ($5 = '' OR topic = $5) AND ($6 = '' OR scope = $6) AND ($7 = '' OR key = $7)
-	AND ($8 = '' OR reason LIKE '%' || replace(replace(replace($8, chr(92), chr(92) || chr(92)), '%', chr(92) || '%'), '_', chr(92) || '_') || '%') AND ($9 = '' OR step = $9) AND ($10::timestamptz IS NULL OR coalesce(refused_at, created_at) <= $10)
-	AND (fingerprint = $11 OR $11 = '') AND (NOT $12::boolean OR step = '')
+	AND ($4::uuid IS NULL OR message_id = $4) AND ($5 = '' OR (topic = $5)) AND ($6 = '' OR scope = $6) AND ($7 = '' OR key = $7)
+	AND ($8 = '' OR reason LIKE '%' || replace(replace(replace($8, chr(92), chr(92) || chr(92)), '%', chr(92) || '%'), '_', chr(92) || '_') || '%') AND ($9 = '' OR (step = $9)) AND ($10::timestamptz IS NULL OR coalesce(refused_at, created_at) <= $10)
+	AND ((fingerprint = $11) OR $11 = '') AND (NOT $12::boolean OR step = '')
 ---- outboxQueries.discard
 
 WITH batch AS (SELECT id FROM {schema}.outbox_held WHERE state = 'dead' AND id > $1 AND refused_at <= $2 AND ($3::bigint[] IS NULL OR id = ANY ($3))
-	AND ($4::uuid IS NULL OR message_id = $4) AND ($5 = '' OR topic = $5) AND ($6 = '' OR scope = $6) AND ($7 = '' OR key = $7)
-	AND ($8 = '' OR position($8 IN reason) > 0) AND ($9 = '' OR step = $9) AND ($10::timestamptz IS NULL OR refused_at <= $10)
-	AND (fingerprint = $11 OR $11 = '') AND (NOT $12::boolean OR step = '') ORDER BY id LIMIT $13 FOR UPDATE)
+	AND ($4::uuid IS NULL OR message_id = $4) AND ($5 = '' OR (topic = $5) IS TRUE) AND ($6 = '' OR scope = $6) AND ($7 = '' OR key = $7)
+	AND ($8 = '' OR position($8 IN reason) > 0) AND ($9 = '' OR (step = $9) IS TRUE) AND ($10::timestamptz IS NULL OR refused_at <= $10)
+	AND ((fingerprint = $11) IS TRUE OR $11 = '') AND (NOT $12::boolean OR step = '') ORDER BY id LIMIT $13 FOR UPDATE)
 DELETE FROM {schema}.outbox_held h USING batch WHERE h.id = batch.id
 RETURNING h.id, h.ordering_key
 ---- outboxQueries.group
@@ -497,9 +497,9 @@ WITH moment AS MATERIALIZED (SELECT clock_timestamp() AS now),
 groups AS (
 	SELECT topic, '' AS reason, step, fingerprint, count(*) AS n, min(refused_at) AS oldest, max(refused_at) AS newest, max(id) AS sample, ARRAY[count(*) FILTER (WHERE refused_at > (SELECT now - interval '3600 seconds' FROM moment)), count(*) FILTER (WHERE refused_at > (SELECT now - interval '3300 seconds' FROM moment)), count(*) FILTER (WHERE refused_at > (SELECT now - interval '3000 seconds' FROM moment)), count(*) FILTER (WHERE refused_at > (SELECT now - interval '2700 seconds' FROM moment)), count(*) FILTER (WHERE refused_at > (SELECT now - interval '2400 seconds' FROM moment)), count(*) FILTER (WHERE refused_at > (SELECT now - interval '2100 seconds' FROM moment)), count(*) FILTER (WHERE refused_at > (SELECT now - interval '1800 seconds' FROM moment)), count(*) FILTER (WHERE refused_at > (SELECT now - interval '1500 seconds' FROM moment)), count(*) FILTER (WHERE refused_at > (SELECT now - interval '1200 seconds' FROM moment)), count(*) FILTER (WHERE refused_at > (SELECT now - interval '900 seconds' FROM moment)), count(*) FILTER (WHERE refused_at > (SELECT now - interval '600 seconds' FROM moment)), count(*) FILTER (WHERE refused_at > (SELECT now - interval '300 seconds' FROM moment))] AS trend
 	FROM {schema}.outbox_held WHERE state = 'dead' AND id > $1 AND refused_at <= $2 AND ($3::bigint[] IS NULL OR id = ANY ($3))
-	AND ($4::uuid IS NULL OR message_id = $4) AND ($5 = '' OR topic = $5) AND ($6 = '' OR scope = $6) AND ($7 = '' OR key = $7)
-	AND ($8 = '' OR reason LIKE '%' || replace(replace(replace($8, chr(92), chr(92) || chr(92)), '%', chr(92) || '%'), '_', chr(92) || '_') || '%') AND ($9 = '' OR step = $9) AND ($10::timestamptz IS NULL OR refused_at <= $10)
-	AND (fingerprint = $11 OR $11 = '') AND (NOT $12::boolean OR step = '') GROUP BY 1, 2, 3, 4)
+	AND ($4::uuid IS NULL OR message_id = $4) AND ($5 = '' OR (topic = $5)) AND ($6 = '' OR scope = $6) AND ($7 = '' OR key = $7)
+	AND ($8 = '' OR reason LIKE '%' || replace(replace(replace($8, chr(92), chr(92) || chr(92)), '%', chr(92) || '%'), '_', chr(92) || '_') || '%') AND ($9 = '' OR (step = $9)) AND ($10::timestamptz IS NULL OR refused_at <= $10)
+	AND ((fingerprint = $11) OR $11 = '') AND (NOT $12::boolean OR step = '') GROUP BY 1, 2, 3, 4)
 SELECT topic, coalesce(step, ''), reason, fingerprint, coalesce((SELECT left(reason, 300) FROM {schema}.outbox_held l WHERE l.id = sample), ''), n, oldest, newest, trend,
 	(sum(n) OVER ())::bigint, count(*) OVER ()
 FROM groups ORDER BY n DESC, 1, 2, 3, 4 LIMIT $13
@@ -509,9 +509,9 @@ WITH moment AS MATERIALIZED (SELECT clock_timestamp() AS now),
 groups AS (
 	SELECT topic, '' AS reason, step, fingerprint, count(*) AS n, min(coalesce(refused_at, created_at)) AS oldest, max(coalesce(refused_at, created_at)) AS newest, max(id) AS sample, ARRAY[count(*) FILTER (WHERE coalesce(refused_at, created_at) > (SELECT now - interval '3600 seconds' FROM moment)), count(*) FILTER (WHERE coalesce(refused_at, created_at) > (SELECT now - interval '3300 seconds' FROM moment)), count(*) FILTER (WHERE coalesce(refused_at, created_at) > (SELECT now - interval '3000 seconds' FROM moment)), count(*) FILTER (WHERE coalesce(refused_at, created_at) > (SELECT now - interval '2700 seconds' FROM moment)), count(*) FILTER (WHERE coalesce(refused_at, created_at) > (SELECT now - interval '2400 seconds' FROM moment)), count(*) FILTER (WHERE coalesce(refused_at, created_at) > (SELECT now - interval '2100 seconds' FROM moment)), count(*) FILTER (WHERE coalesce(refused_at, created_at) > (SELECT now - interval '1800 seconds' FROM moment)), count(*) FILTER (WHERE coalesce(refused_at, created_at) > (SELECT now - interval '1500 seconds' FROM moment)), count(*) FILTER (WHERE coalesce(refused_at, created_at) > (SELECT now - interval '1200 seconds' FROM moment)), count(*) FILTER (WHERE coalesce(refused_at, created_at) > (SELECT now - interval '900 seconds' FROM moment)), count(*) FILTER (WHERE coalesce(refused_at, created_at) > (SELECT now - interval '600 seconds' FROM moment)), count(*) FILTER (WHERE coalesce(refused_at, created_at) > (SELECT now - interval '300 seconds' FROM moment))] AS trend
 	FROM {schema}.outbox_held WHERE (state = 'refused' OR state = 'waiting' AND due_at < 'infinity' AND reason <> '') AND id > $1 AND coalesce(refused_at, created_at) <= $2 AND ($3::bigint[] IS NULL OR id = ANY ($3))
-	AND ($4::uuid IS NULL OR message_id = $4) AND ($5 = '' OR topic = $5) AND ($6 = '' OR scope = $6) AND ($7 = '' OR key = $7)
-	AND ($8 = '' OR reason LIKE '%' || replace(replace(replace($8, chr(92), chr(92) || chr(92)), '%', chr(92) || '%'), '_', chr(92) || '_') || '%') AND ($9 = '' OR step = $9) AND ($10::timestamptz IS NULL OR coalesce(refused_at, created_at) <= $10)
-	AND (fingerprint = $11 OR $11 = '') AND (NOT $12::boolean OR step = '') GROUP BY 1, 2, 3, 4)
+	AND ($4::uuid IS NULL OR message_id = $4) AND ($5 = '' OR (topic = $5)) AND ($6 = '' OR scope = $6) AND ($7 = '' OR key = $7)
+	AND ($8 = '' OR reason LIKE '%' || replace(replace(replace($8, chr(92), chr(92) || chr(92)), '%', chr(92) || '%'), '_', chr(92) || '_') || '%') AND ($9 = '' OR (step = $9)) AND ($10::timestamptz IS NULL OR coalesce(refused_at, created_at) <= $10)
+	AND ((fingerprint = $11) OR $11 = '') AND (NOT $12::boolean OR step = '') GROUP BY 1, 2, 3, 4)
 SELECT topic, coalesce(step, ''), reason, fingerprint, coalesce((SELECT left(reason, 300) FROM {schema}.outbox_held l WHERE l.id = sample), ''), n, oldest, newest, trend,
 	(sum(n) OVER ())::bigint, count(*) OVER ()
 FROM groups ORDER BY n DESC, 1, 2, 3, 4 LIMIT $13
@@ -527,9 +527,9 @@ SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlati
 	headers, NULL::bytea, octet_length(payload), created_at, attempts, reason, fingerprint, coalesce(refused_at, created_at),
 	CASE WHEN state <> 'dead' THEN due_at END
 FROM {schema}.outbox_held WHERE state = 'dead' AND id > $1 AND refused_at <= $2 AND ($3::bigint[] IS NULL OR id = ANY ($3))
-	AND ($4::uuid IS NULL OR message_id = $4) AND ($5 = '' OR topic = $5) AND ($6 = '' OR scope = $6) AND ($7 = '' OR key = $7)
-	AND ($8 = '' OR reason LIKE '%' || replace(replace(replace($8, chr(92), chr(92) || chr(92)), '%', chr(92) || '%'), '_', chr(92) || '_') || '%') AND ($9 = '' OR step = $9) AND ($10::timestamptz IS NULL OR refused_at <= $10)
-	AND (fingerprint = $11 OR $11 = '') AND (NOT $12::boolean OR step = '') ORDER BY id LIMIT $13
+	AND ($4::uuid IS NULL OR message_id = $4) AND ($5 = '' OR (topic = $5)) AND ($6 = '' OR scope = $6) AND ($7 = '' OR key = $7)
+	AND ($8 = '' OR reason LIKE '%' || replace(replace(replace($8, chr(92), chr(92) || chr(92)), '%', chr(92) || '%'), '_', chr(92) || '_') || '%') AND ($9 = '' OR (step = $9)) AND ($10::timestamptz IS NULL OR refused_at <= $10)
+	AND ((fingerprint = $11) OR $11 = '') AND (NOT $12::boolean OR step = '') ORDER BY id LIMIT $13
 ---- outboxQueries.listJournal
 
 SELECT id, at, who, db_user, verb, what, ids, why FROM {schema}.operator_journal
@@ -549,9 +549,9 @@ SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlati
 	headers, NULL::bytea, octet_length(payload), created_at, attempts, reason, fingerprint, coalesce(refused_at, created_at),
 	CASE WHEN state <> 'dead' THEN due_at END
 FROM {schema}.outbox_held WHERE (state = 'refused' OR state = 'waiting' AND due_at < 'infinity' AND reason <> '') AND id > $1 AND coalesce(refused_at, created_at) <= $2 AND ($3::bigint[] IS NULL OR id = ANY ($3))
-	AND ($4::uuid IS NULL OR message_id = $4) AND ($5 = '' OR topic = $5) AND ($6 = '' OR scope = $6) AND ($7 = '' OR key = $7)
-	AND ($8 = '' OR reason LIKE '%' || replace(replace(replace($8, chr(92), chr(92) || chr(92)), '%', chr(92) || '%'), '_', chr(92) || '_') || '%') AND ($9 = '' OR step = $9) AND ($10::timestamptz IS NULL OR coalesce(refused_at, created_at) <= $10)
-	AND (fingerprint = $11 OR $11 = '') AND (NOT $12::boolean OR step = '') ORDER BY id LIMIT $13
+	AND ($4::uuid IS NULL OR message_id = $4) AND ($5 = '' OR (topic = $5)) AND ($6 = '' OR scope = $6) AND ($7 = '' OR key = $7)
+	AND ($8 = '' OR reason LIKE '%' || replace(replace(replace($8, chr(92), chr(92) || chr(92)), '%', chr(92) || '%'), '_', chr(92) || '_') || '%') AND ($9 = '' OR (step = $9)) AND ($10::timestamptz IS NULL OR coalesce(refused_at, created_at) <= $10)
+	AND ((fingerprint = $11) OR $11 = '') AND (NOT $12::boolean OR step = '') ORDER BY id LIMIT $13
 ---- outboxQueries.locate
 
 WITH relay AS MATERIALIZED (
@@ -769,9 +769,9 @@ ORDER BY id
 ---- outboxQueries.redrive
 
 WITH batch AS (SELECT id FROM {schema}.outbox_held WHERE state = 'dead' AND id > $1 AND refused_at <= $2 AND ($3::bigint[] IS NULL OR id = ANY ($3))
-	AND ($4::uuid IS NULL OR message_id = $4) AND ($5 = '' OR topic = $5) AND ($6 = '' OR scope = $6) AND ($7 = '' OR key = $7)
-	AND ($8 = '' OR position($8 IN reason) > 0) AND ($9 = '' OR step = $9) AND ($10::timestamptz IS NULL OR refused_at <= $10)
-	AND (fingerprint = $11 OR $11 = '') AND (NOT $12::boolean OR step = '') ORDER BY id LIMIT $13 FOR UPDATE)
+	AND ($4::uuid IS NULL OR message_id = $4) AND ($5 = '' OR (topic = $5) IS TRUE) AND ($6 = '' OR scope = $6) AND ($7 = '' OR key = $7)
+	AND ($8 = '' OR position($8 IN reason) > 0) AND ($9 = '' OR (step = $9) IS TRUE) AND ($10::timestamptz IS NULL OR refused_at <= $10)
+	AND ((fingerprint = $11) IS TRUE OR $11 = '') AND (NOT $12::boolean OR step = '') ORDER BY id LIMIT $13 FOR UPDATE)
 UPDATE {schema}.outbox_held h
 SET state = 'delayed', attempts = 0, refused_at = NULL, due_at = (SELECT clock_timestamp())
 FROM batch WHERE h.id = batch.id
