@@ -23,7 +23,7 @@ type ratio struct {
 }
 
 var drainRatios = []ratio{
-	{"ours-log", "raw", 0.8},
+	{"ours-log", "raw", 0.85},
 	{"ours-log", "forwarder-default", 20},
 	{"ours-log", "forwarder-pool1", 8},
 	{"ours-log", "river-style", 0},

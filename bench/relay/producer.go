@@ -46,7 +46,7 @@ const (
 )
 
 var producerRuns = []producerRun{
-	{"ours-log", queued, false, 0.9},
+	{"ours-log", queued, false, 0.85},
 	{"ours-log", write, false, 0},
 	{"ours-log", queued, true, 0},
 	{"ours-log", plain, false, 0},
