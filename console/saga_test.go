@@ -133,15 +133,15 @@ func TestContentsAreEscapedRedactedAndLimited(t *testing.T) {
 		o.MaxContent = 2000
 		o.TraceURL = func(id string) string { return "https://traces.example/" + id }
 		o.Redact = func(c Content) []byte {
-			return bytes.ReplaceAll(c.Data, []byte("4111"), []byte("(card of "+c.Kind+")"))
+			return bytes.ReplaceAll(c.Data, []byte("4111 1111"), []byte("(card of "+c.Kind+")"))
 		}
 	})
 	f.putTour(t, "k", "running", `{"phase":"running","steps":[{"state":"done","attempt":1},{"state":"running","attempt":1,"message":"e30="},{},{},{}]}`)
-	payload, err := json.Marshal(map[string]string{"card": "4111", "note": hostile})
+	payload, err := json.Marshal(map[string]string{"card": "4111 1111", "note": hostile})
 	if err != nil {
 		t.Fatal(err)
 	}
-	headers, err := json.Marshal(map[string]string{"x-note": hostile, "x-card": "4111", "traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"})
+	headers, err := json.Marshal(map[string]string{"x-note": hostile, "x-card": "4111 1111", "traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -158,7 +158,7 @@ func TestContentsAreEscapedRedactedAndLimited(t *testing.T) {
 	if strings.Contains(text, "<img/src") || strings.Contains(text, "</pre><script>") || strings.Contains(text, "\u202e") {
 		t.Errorf("the page has unescaped text: %s", text)
 	}
-	if strings.Contains(text, "4111") {
+	if strings.Contains(text, "4111 1111") {
 		t.Error("the page shows what Redact removes")
 	}
 	requireTexts(t, "the page", text, "(card of payload)", "(card of headers)", "(card of state)", "Only the first 2 KiB of 3 KiB are shown",
