@@ -48,7 +48,7 @@ type LetterGroups struct {
 }
 
 // Group groups the letters that filter picks, and returns the limit largest groups. It takes no lock. 100,000 dead
-// letters take 0.06 s of a core, and 0.1 s before their tables are vacuumed.
+// letters take 0.06 s of a core, and 0.14 s before their tables are vacuumed.
 func (d *DeadLetters) Group(ctx context.Context, filter Filter, limit int) (LetterGroups, error) {
 	return d.letters.groupLetters(ctx, filter, limit)
 }

@@ -20,12 +20,12 @@ const sqlBeginLetters = `BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL idle_in
 
 // sqlPicked is the condition of a filter, behind an id. An empty parameter matches
 // every letter. The state is no parameter, so that the planner can use the partial
-// index of that state. {contains} is one of the next two. {true} is empty, or sqlNoIndex.
+// index of that state. {contains} is one of the next two. {no index} is sqlNoIndex in batches, and empty elsewhere.
 const sqlPicked = `state = '{state}' AND id > $1 AND last_at <= $2 AND ($3::timestamptz IS NULL OR last_at >= $3)
-	AND ($4::bigint[] IS NULL OR id = ANY ($4)) AND ($5 = '' OR (step = $5){true}) AND ($6 = '' OR kind = $6)
-	AND ($7 = '' OR (reason = $7){true}) AND ($8 = '' OR {contains}) AND ($9 = '' OR scope = $9) AND ($10 = '' OR key = $10)
-	AND ($11 = '' OR (topic = $11){true}) AND ($12::bytea = '' OR message_id = $12) AND ((fingerprint = $14){true} OR $14 = '') AND (NOT $15::boolean OR coalesce(step, '') = '')
-	AND ({unchanged $13})`
+	AND ($4::bigint[] IS NULL OR id = ANY ($4)) AND ($5 = '' OR (step = $5){no index}) AND ($6 = '' OR kind = $6)
+	AND ($7 = '' OR (reason = $7){no index}) AND ($8 = '' OR {contains}) AND ($9 = '' OR scope = $9) AND ($10 = '' OR key = $10)
+	AND ($11 = '' OR (topic = $11){no index}) AND ($12::bytea = '' OR message_id = $12) AND ((fingerprint = $14){no index} OR $14 = '')
+	AND (NOT $15::boolean OR coalesce(step, '') = '') AND ({unchanged $13})`
 
 // The conditions that a text contains $8. With LIKE, the planner estimates by its statistics how rare that is, and may then
 // read the table in the order in which it lies. It takes position for common, so that the batches of a new error, which the
@@ -42,7 +42,7 @@ const sqlNoIndex = " IS TRUE"
 // fillPicked inserts picked, a condition on text, into statement, in place of {picked} or {picked batch}.
 func fillPicked(statement, picked, text string) string {
 	with := func(contains, test string) string {
-		return strings.NewReplacer("{contains}", strings.ReplaceAll(contains, "{text}", text), "{true}", test).Replace(picked)
+		return strings.NewReplacer("{contains}", strings.ReplaceAll(contains, "{text}", text), "{no index}", test).Replace(picked)
 	}
 	return strings.NewReplacer("{picked}", with(sqlContains, ""), "{picked batch}", with(sqlContainsBatch, sqlNoIndex)).Replace(statement)
 }

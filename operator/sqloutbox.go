@@ -32,9 +32,9 @@ const sqlHeldClock = `SELECT clock_timestamp() - $1::bigint * interval '1 micros
 // sqlHeldPicked is the condition of a filter, behind an id. An empty parameter matches every
 // letter.
 const sqlHeldPicked = `{letters} AND id > $1 AND {since} <= $2 AND ($3::bigint[] IS NULL OR id = ANY ($3))
-	AND ($4::uuid IS NULL OR message_id = $4) AND ($5 = '' OR (topic = $5){true}) AND ($6 = '' OR scope = $6) AND ($7 = '' OR key = $7)
-	AND ($8 = '' OR {contains}) AND ($9 = '' OR (step = $9){true}) AND ($10::timestamptz IS NULL OR {since} <= $10)
-	AND ((fingerprint = $11){true} OR $11 = '') AND (NOT $12::boolean OR step = '')`
+	AND ($4::uuid IS NULL OR message_id = $4) AND ($5 = '' OR (topic = $5){no index}) AND ($6 = '' OR scope = $6) AND ($7 = '' OR key = $7)
+	AND ($8 = '' OR {contains}) AND ($9 = '' OR (step = $9){no index}) AND ($10::timestamptz IS NULL OR {since} <= $10)
+	AND ((fingerprint = $11){no index} OR $11 = '') AND (NOT $12::boolean OR step = '')`
 
 const sqlCountHeld = `SELECT count(*) FROM {schema}.outbox_held WHERE {picked}`
 

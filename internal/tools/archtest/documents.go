@@ -26,6 +26,10 @@ var statedDefaults = []statedDefault{
 	{"docs/scaling.md", "the default retention of 30 days", "consumer/retention.go", "DefaultRetention     = 30 * 24 * time.Hour"},
 	{"docs/runbook.md", "`Options.Patience`, 24 h by default", "saga/orchestrator.go", "o.Patience = cmp.Or(o.Patience, 24*time.Hour)"},
 	{"docs/runbook.md", "`RelayOptions.Retention`, an hour by default", "outbox/relay.go", "o.Retention = cmp.Or(o.Retention, time.Hour)"},
+	// Nine waits after failures, each from an eighth of its ceiling to the whole: 64 to 511 s.
+	{"docs/runbook.md", "one to nine minutes after", "consumer/step.go", "s.MaxAttempts = cmp.Or(s.MaxAttempts, 10)"},
+	{"docs/faq.md", "one to nine minutes, and usually five", "consumer/step.go", "s.RetryBase = cmp.Or(s.RetryBase, time.Second)"},
+	{"docs/faq.md", "one to nine minutes, and usually five", "consumer/step.go", "s.RetryCap = cmp.Or(s.RetryCap, 5*time.Minute)"},
 	{"docs/operating.md", "send out 500 messages a second by default (`-rate`)", "cmd/sagamill/internal/cli/consent.go", "defaultRate = 500"},
 	{"docs/operating.md", "500 messages a second by default (`-rate`)", "cmd/sagamill/internal/cli/consent.go", "defaultRate = 500"},
 	{"docs/operating.md", "in a second, 500 by default", "cmd/sagamill/internal/cli/consent.go", "defaultRate = 500"},

@@ -22,8 +22,8 @@ UPDATE {schema}.parked SET state = 'dead', last_at = clock_timestamp() WHERE id 
 SELECT count(*) FROM {schema}.parked WHERE state = 'dead' AND id > $1 AND last_at <= $2 AND ($3::timestamptz IS NULL OR last_at >= $3)
 	AND ($4::bigint[] IS NULL OR id = ANY ($4)) AND ($5 = '' OR (step = $5)) AND ($6 = '' OR kind = $6)
 	AND ($7 = '' OR (reason = $7)) AND ($8 = '' OR error LIKE '%' || replace(replace(replace($8, chr(92), chr(92) || chr(92)), '%', chr(92) || '%'), '_', chr(92) || '_') || '%') AND ($9 = '' OR scope = $9) AND ($10 = '' OR key = $10)
-	AND ($11 = '' OR (topic = $11)) AND ($12::bytea = '' OR message_id = $12) AND ((fingerprint = $14) OR $14 = '') AND (NOT $15::boolean OR coalesce(step, '') = '')
-	AND ($13::timestamptz IS NULL OR last_at <= $13 AND coalesce(redriven_at <= $13, true)
+	AND ($11 = '' OR (topic = $11)) AND ($12::bytea = '' OR message_id = $12) AND ((fingerprint = $14) OR $14 = '')
+	AND (NOT $15::boolean OR coalesce(step, '') = '') AND ($13::timestamptz IS NULL OR last_at <= $13 AND coalesce(redriven_at <= $13, true)
 	AND CASE WHEN digest IS NULL THEN true ELSE coalesce(substring(
 		convert_from(header_values[array_position(header_names, 'x-sagamill-edited'::bytea)], 'LATIN1')
 		FROM '^edit [0-9]+ at ([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]+Z) by ')::timestamptz <= $13, true) END)
@@ -31,8 +31,8 @@ SELECT count(*) FROM {schema}.parked WHERE state = 'dead' AND id > $1 AND last_a
 SELECT count(*) FROM {schema}.parked WHERE state = 'retrying' AND id > $1 AND last_at <= $2 AND ($3::timestamptz IS NULL OR last_at >= $3)
 	AND ($4::bigint[] IS NULL OR id = ANY ($4)) AND ($5 = '' OR (step = $5)) AND ($6 = '' OR kind = $6)
 	AND ($7 = '' OR (reason = $7)) AND ($8 = '' OR error LIKE '%' || replace(replace(replace($8, chr(92), chr(92) || chr(92)), '%', chr(92) || '%'), '_', chr(92) || '_') || '%') AND ($9 = '' OR scope = $9) AND ($10 = '' OR key = $10)
-	AND ($11 = '' OR (topic = $11)) AND ($12::bytea = '' OR message_id = $12) AND ((fingerprint = $14) OR $14 = '') AND (NOT $15::boolean OR coalesce(step, '') = '')
-	AND ($13::timestamptz IS NULL OR last_at <= $13 AND coalesce(redriven_at <= $13, true)
+	AND ($11 = '' OR (topic = $11)) AND ($12::bytea = '' OR message_id = $12) AND ((fingerprint = $14) OR $14 = '')
+	AND (NOT $15::boolean OR coalesce(step, '') = '') AND ($13::timestamptz IS NULL OR last_at <= $13 AND coalesce(redriven_at <= $13, true)
 	AND CASE WHEN digest IS NULL THEN true ELSE coalesce(substring(
 		convert_from(header_values[array_position(header_names, 'x-sagamill-edited'::bytea)], 'LATIN1')
 		FROM '^edit [0-9]+ at ([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]+Z) by ')::timestamptz <= $13, true) END)
@@ -41,8 +41,8 @@ SELECT count(*) FROM {schema}.parked WHERE state = 'retrying' AND id > $1 AND la
 WITH batch AS (SELECT id FROM {schema}.parked WHERE state = 'dead' AND id > $1 AND last_at <= $2 AND ($3::timestamptz IS NULL OR last_at >= $3)
 	AND ($4::bigint[] IS NULL OR id = ANY ($4)) AND ($5 = '' OR (step = $5) IS TRUE) AND ($6 = '' OR kind = $6)
 	AND ($7 = '' OR (reason = $7) IS TRUE) AND ($8 = '' OR position($8 IN error) > 0) AND ($9 = '' OR scope = $9) AND ($10 = '' OR key = $10)
-	AND ($11 = '' OR (topic = $11) IS TRUE) AND ($12::bytea = '' OR message_id = $12) AND ((fingerprint = $14) IS TRUE OR $14 = '') AND (NOT $15::boolean OR coalesce(step, '') = '')
-	AND ($13::timestamptz IS NULL OR last_at <= $13 AND coalesce(redriven_at <= $13, true)
+	AND ($11 = '' OR (topic = $11) IS TRUE) AND ($12::bytea = '' OR message_id = $12) AND ((fingerprint = $14) IS TRUE OR $14 = '')
+	AND (NOT $15::boolean OR coalesce(step, '') = '') AND ($13::timestamptz IS NULL OR last_at <= $13 AND coalesce(redriven_at <= $13, true)
 	AND CASE WHEN digest IS NULL THEN true ELSE coalesce(substring(
 		convert_from(header_values[array_position(header_names, 'x-sagamill-edited'::bytea)], 'LATIN1')
 		FROM '^edit [0-9]+ at ([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]+Z) by ')::timestamptz <= $13, true) END) ORDER BY id LIMIT $16 FOR UPDATE)
@@ -54,8 +54,8 @@ DELETE FROM {schema}.parked
 WHERE id = ANY (ARRAY(SELECT id FROM {schema}.parked WHERE state = 'dead' AND id > $1 AND last_at <= $2 AND ($3::timestamptz IS NULL OR last_at >= $3)
 	AND ($4::bigint[] IS NULL OR id = ANY ($4)) AND ($5 = '' OR (step = $5) IS TRUE) AND ($6 = '' OR kind = $6)
 	AND ($7 = '' OR (reason = $7) IS TRUE) AND ($8 = '' OR position($8 IN error) > 0) AND ($9 = '' OR scope = $9) AND ($10 = '' OR key = $10)
-	AND ($11 = '' OR (topic = $11) IS TRUE) AND ($12::bytea = '' OR message_id = $12) AND ((fingerprint = $14) IS TRUE OR $14 = '') AND (NOT $15::boolean OR coalesce(step, '') = '')
-	AND ($13::timestamptz IS NULL OR last_at <= $13 AND coalesce(redriven_at <= $13, true)
+	AND ($11 = '' OR (topic = $11) IS TRUE) AND ($12::bytea = '' OR message_id = $12) AND ((fingerprint = $14) IS TRUE OR $14 = '')
+	AND (NOT $15::boolean OR coalesce(step, '') = '') AND ($13::timestamptz IS NULL OR last_at <= $13 AND coalesce(redriven_at <= $13, true)
 	AND CASE WHEN digest IS NULL THEN true ELSE coalesce(substring(
 		convert_from(header_values[array_position(header_names, 'x-sagamill-edited'::bytea)], 'LATIN1')
 		FROM '^edit [0-9]+ at ([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]+Z) by ')::timestamptz <= $13, true) END) ORDER BY id LIMIT $16 FOR UPDATE))
@@ -82,8 +82,8 @@ groups AS (
 	FROM {schema}.parked WHERE state = 'dead' AND id > $1 AND last_at <= $2 AND ($3::timestamptz IS NULL OR last_at >= $3)
 	AND ($4::bigint[] IS NULL OR id = ANY ($4)) AND ($5 = '' OR (step = $5)) AND ($6 = '' OR kind = $6)
 	AND ($7 = '' OR (reason = $7)) AND ($8 = '' OR error LIKE '%' || replace(replace(replace($8, chr(92), chr(92) || chr(92)), '%', chr(92) || '%'), '_', chr(92) || '_') || '%') AND ($9 = '' OR scope = $9) AND ($10 = '' OR key = $10)
-	AND ($11 = '' OR (topic = $11)) AND ($12::bytea = '' OR message_id = $12) AND ((fingerprint = $14) OR $14 = '') AND (NOT $15::boolean OR coalesce(step, '') = '')
-	AND ($13::timestamptz IS NULL OR last_at <= $13 AND coalesce(redriven_at <= $13, true)
+	AND ($11 = '' OR (topic = $11)) AND ($12::bytea = '' OR message_id = $12) AND ((fingerprint = $14) OR $14 = '')
+	AND (NOT $15::boolean OR coalesce(step, '') = '') AND ($13::timestamptz IS NULL OR last_at <= $13 AND coalesce(redriven_at <= $13, true)
 	AND CASE WHEN digest IS NULL THEN true ELSE coalesce(substring(
 		convert_from(header_values[array_position(header_names, 'x-sagamill-edited'::bytea)], 'LATIN1')
 		FROM '^edit [0-9]+ at ([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]+Z) by ')::timestamptz <= $13, true) END) GROUP BY 1, 2, 3, 4)
@@ -98,8 +98,8 @@ groups AS (
 	FROM {schema}.parked WHERE state = 'retrying' AND id > $1 AND last_at <= $2 AND ($3::timestamptz IS NULL OR last_at >= $3)
 	AND ($4::bigint[] IS NULL OR id = ANY ($4)) AND ($5 = '' OR (step = $5)) AND ($6 = '' OR kind = $6)
 	AND ($7 = '' OR (reason = $7)) AND ($8 = '' OR error LIKE '%' || replace(replace(replace($8, chr(92), chr(92) || chr(92)), '%', chr(92) || '%'), '_', chr(92) || '_') || '%') AND ($9 = '' OR scope = $9) AND ($10 = '' OR key = $10)
-	AND ($11 = '' OR (topic = $11)) AND ($12::bytea = '' OR message_id = $12) AND ((fingerprint = $14) OR $14 = '') AND (NOT $15::boolean OR coalesce(step, '') = '')
-	AND ($13::timestamptz IS NULL OR last_at <= $13 AND coalesce(redriven_at <= $13, true)
+	AND ($11 = '' OR (topic = $11)) AND ($12::bytea = '' OR message_id = $12) AND ((fingerprint = $14) OR $14 = '')
+	AND (NOT $15::boolean OR coalesce(step, '') = '') AND ($13::timestamptz IS NULL OR last_at <= $13 AND coalesce(redriven_at <= $13, true)
 	AND CASE WHEN digest IS NULL THEN true ELSE coalesce(substring(
 		convert_from(header_values[array_position(header_names, 'x-sagamill-edited'::bytea)], 'LATIN1')
 		FROM '^edit [0-9]+ at ([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]+Z) by ')::timestamptz <= $13, true) END) GROUP BY 1, 2, 3, 4)
@@ -140,8 +140,8 @@ SELECT id, state, kind, coalesce(scope, ''), coalesce(key, ''), coalesce(step, '
 	CASE WHEN state = 'retrying' AND isfinite(due_at) THEN due_at END, digest, in_doubt, NULL::jsonb FROM {schema}.parked WHERE state = 'dead' AND id > $1 AND last_at <= $2 AND ($3::timestamptz IS NULL OR last_at >= $3)
 	AND ($4::bigint[] IS NULL OR id = ANY ($4)) AND ($5 = '' OR (step = $5)) AND ($6 = '' OR kind = $6)
 	AND ($7 = '' OR (reason = $7)) AND ($8 = '' OR error LIKE '%' || replace(replace(replace($8, chr(92), chr(92) || chr(92)), '%', chr(92) || '%'), '_', chr(92) || '_') || '%') AND ($9 = '' OR scope = $9) AND ($10 = '' OR key = $10)
-	AND ($11 = '' OR (topic = $11)) AND ($12::bytea = '' OR message_id = $12) AND ((fingerprint = $14) OR $14 = '') AND (NOT $15::boolean OR coalesce(step, '') = '')
-	AND ($13::timestamptz IS NULL OR last_at <= $13 AND coalesce(redriven_at <= $13, true)
+	AND ($11 = '' OR (topic = $11)) AND ($12::bytea = '' OR message_id = $12) AND ((fingerprint = $14) OR $14 = '')
+	AND (NOT $15::boolean OR coalesce(step, '') = '') AND ($13::timestamptz IS NULL OR last_at <= $13 AND coalesce(redriven_at <= $13, true)
 	AND CASE WHEN digest IS NULL THEN true ELSE coalesce(substring(
 		convert_from(header_values[array_position(header_names, 'x-sagamill-edited'::bytea)], 'LATIN1')
 		FROM '^edit [0-9]+ at ([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]+Z) by ')::timestamptz <= $13, true) END) ORDER BY id LIMIT $16
@@ -151,8 +151,8 @@ SELECT id, state, kind, coalesce(scope, ''), coalesce(key, ''), coalesce(step, '
 	CASE WHEN state = 'retrying' AND isfinite(due_at) THEN due_at END, digest, in_doubt, NULL::jsonb FROM {schema}.parked WHERE state = 'retrying' AND id > $1 AND last_at <= $2 AND ($3::timestamptz IS NULL OR last_at >= $3)
 	AND ($4::bigint[] IS NULL OR id = ANY ($4)) AND ($5 = '' OR (step = $5)) AND ($6 = '' OR kind = $6)
 	AND ($7 = '' OR (reason = $7)) AND ($8 = '' OR error LIKE '%' || replace(replace(replace($8, chr(92), chr(92) || chr(92)), '%', chr(92) || '%'), '_', chr(92) || '_') || '%') AND ($9 = '' OR scope = $9) AND ($10 = '' OR key = $10)
-	AND ($11 = '' OR (topic = $11)) AND ($12::bytea = '' OR message_id = $12) AND ((fingerprint = $14) OR $14 = '') AND (NOT $15::boolean OR coalesce(step, '') = '')
-	AND ($13::timestamptz IS NULL OR last_at <= $13 AND coalesce(redriven_at <= $13, true)
+	AND ($11 = '' OR (topic = $11)) AND ($12::bytea = '' OR message_id = $12) AND ((fingerprint = $14) OR $14 = '')
+	AND (NOT $15::boolean OR coalesce(step, '') = '') AND ($13::timestamptz IS NULL OR last_at <= $13 AND coalesce(redriven_at <= $13, true)
 	AND CASE WHEN digest IS NULL THEN true ELSE coalesce(substring(
 		convert_from(header_values[array_position(header_names, 'x-sagamill-edited'::bytea)], 'LATIN1')
 		FROM '^edit [0-9]+ at ([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]+Z) by ')::timestamptz <= $13, true) END) ORDER BY id LIMIT $16
@@ -212,8 +212,8 @@ SELECT id FROM (
 	FROM (SELECT id, payload FROM {schema}.parked WHERE state = 'dead' AND id > $1 AND last_at <= $2 AND ($3::timestamptz IS NULL OR last_at >= $3)
 	AND ($4::bigint[] IS NULL OR id = ANY ($4)) AND ($5 = '' OR (step = $5) IS TRUE) AND ($6 = '' OR kind = $6)
 	AND ($7 = '' OR (reason = $7) IS TRUE) AND ($8 = '' OR position($8 IN error) > 0) AND ($9 = '' OR scope = $9) AND ($10 = '' OR key = $10)
-	AND ($11 = '' OR (topic = $11) IS TRUE) AND ($12::bytea = '' OR message_id = $12) AND ((fingerprint = $14) IS TRUE OR $14 = '') AND (NOT $15::boolean OR coalesce(step, '') = '')
-	AND ($13::timestamptz IS NULL OR last_at <= $13 AND coalesce(redriven_at <= $13, true)
+	AND ($11 = '' OR (topic = $11) IS TRUE) AND ($12::bytea = '' OR message_id = $12) AND ((fingerprint = $14) IS TRUE OR $14 = '')
+	AND (NOT $15::boolean OR coalesce(step, '') = '') AND ($13::timestamptz IS NULL OR last_at <= $13 AND coalesce(redriven_at <= $13, true)
 	AND CASE WHEN digest IS NULL THEN true ELSE coalesce(substring(
 		convert_from(header_values[array_position(header_names, 'x-sagamill-edited'::bytea)], 'LATIN1')
 		FROM '^edit [0-9]+ at ([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]+Z) by ')::timestamptz <= $13, true) END) AND kind = ANY ($17) ORDER BY id LIMIT $16) first) sized
@@ -223,8 +223,8 @@ WHERE before < $18 ORDER BY id
 SELECT id FROM {schema}.parked WHERE state = 'dead' AND id > $1 AND last_at <= $2 AND ($3::timestamptz IS NULL OR last_at >= $3)
 	AND ($4::bigint[] IS NULL OR id = ANY ($4)) AND ($5 = '' OR (step = $5) IS TRUE) AND ($6 = '' OR kind = $6)
 	AND ($7 = '' OR (reason = $7) IS TRUE) AND ($8 = '' OR position($8 IN error) > 0) AND ($9 = '' OR scope = $9) AND ($10 = '' OR key = $10)
-	AND ($11 = '' OR (topic = $11) IS TRUE) AND ($12::bytea = '' OR message_id = $12) AND ((fingerprint = $14) IS TRUE OR $14 = '') AND (NOT $15::boolean OR coalesce(step, '') = '')
-	AND ($13::timestamptz IS NULL OR last_at <= $13 AND coalesce(redriven_at <= $13, true)
+	AND ($11 = '' OR (topic = $11) IS TRUE) AND ($12::bytea = '' OR message_id = $12) AND ((fingerprint = $14) IS TRUE OR $14 = '')
+	AND (NOT $15::boolean OR coalesce(step, '') = '') AND ($13::timestamptz IS NULL OR last_at <= $13 AND coalesce(redriven_at <= $13, true)
 	AND CASE WHEN digest IS NULL THEN true ELSE coalesce(substring(
 		convert_from(header_values[array_position(header_names, 'x-sagamill-edited'::bytea)], 'LATIN1')
 		FROM '^edit [0-9]+ at ([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]+Z) by ')::timestamptz <= $13, true) END) AND kind = ANY ($17) ORDER BY id LIMIT $16
@@ -233,8 +233,8 @@ SELECT id FROM {schema}.parked WHERE state = 'dead' AND id > $1 AND last_at <= $
 SELECT id FROM {schema}.parked WHERE state = 'retrying' AND id > $1 AND last_at <= $2 AND ($3::timestamptz IS NULL OR last_at >= $3)
 	AND ($4::bigint[] IS NULL OR id = ANY ($4)) AND ($5 = '' OR (step = $5) IS TRUE) AND ($6 = '' OR kind = $6)
 	AND ($7 = '' OR (reason = $7) IS TRUE) AND ($8 = '' OR position($8 IN error) > 0) AND ($9 = '' OR scope = $9) AND ($10 = '' OR key = $10)
-	AND ($11 = '' OR (topic = $11) IS TRUE) AND ($12::bytea = '' OR message_id = $12) AND ((fingerprint = $14) IS TRUE OR $14 = '') AND (NOT $15::boolean OR coalesce(step, '') = '')
-	AND ($13::timestamptz IS NULL OR last_at <= $13 AND coalesce(redriven_at <= $13, true)
+	AND ($11 = '' OR (topic = $11) IS TRUE) AND ($12::bytea = '' OR message_id = $12) AND ((fingerprint = $14) IS TRUE OR $14 = '')
+	AND (NOT $15::boolean OR coalesce(step, '') = '') AND ($13::timestamptz IS NULL OR last_at <= $13 AND coalesce(redriven_at <= $13, true)
 	AND CASE WHEN digest IS NULL THEN true ELSE coalesce(substring(
 		convert_from(header_values[array_position(header_names, 'x-sagamill-edited'::bytea)], 'LATIN1')
 		FROM '^edit [0-9]+ at ([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]+Z) by ')::timestamptz <= $13, true) END) AND kind = ANY ($17) ORDER BY id LIMIT $16
@@ -277,8 +277,8 @@ RETURNING id
 WITH batch AS (SELECT id FROM {schema}.parked WHERE state = 'retrying' AND id > $1 AND last_at <= $2 AND ($3::timestamptz IS NULL OR last_at >= $3)
 	AND ($4::bigint[] IS NULL OR id = ANY ($4)) AND ($5 = '' OR (step = $5) IS TRUE) AND ($6 = '' OR kind = $6)
 	AND ($7 = '' OR (reason = $7) IS TRUE) AND ($8 = '' OR position($8 IN error) > 0) AND ($9 = '' OR scope = $9) AND ($10 = '' OR key = $10)
-	AND ($11 = '' OR (topic = $11) IS TRUE) AND ($12::bytea = '' OR message_id = $12) AND ((fingerprint = $14) IS TRUE OR $14 = '') AND (NOT $15::boolean OR coalesce(step, '') = '')
-	AND ($13::timestamptz IS NULL OR last_at <= $13 AND coalesce(redriven_at <= $13, true)
+	AND ($11 = '' OR (topic = $11) IS TRUE) AND ($12::bytea = '' OR message_id = $12) AND ((fingerprint = $14) IS TRUE OR $14 = '')
+	AND (NOT $15::boolean OR coalesce(step, '') = '') AND ($13::timestamptz IS NULL OR last_at <= $13 AND coalesce(redriven_at <= $13, true)
 	AND CASE WHEN digest IS NULL THEN true ELSE coalesce(substring(
 		convert_from(header_values[array_position(header_names, 'x-sagamill-edited'::bytea)], 'LATIN1')
 		FROM '^edit [0-9]+ at ([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]+Z) by ')::timestamptz <= $13, true) END) AND NOT (state = 'retrying' AND reason = 'calling' AND due_at > clock_timestamp()) ORDER BY id LIMIT $16 FOR UPDATE SKIP LOCKED)
