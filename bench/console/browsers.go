@@ -19,7 +19,8 @@ import (
 
 const (
 	lossGoal  = 0.01
-	settling  = time.Second      // before a slice, and before browsers are watched
+	settling  = time.Second      // before browsers are watched: a read for the last browser may still run
+	opening   = 5 * time.Second  // before a slice: the browsers have read their pages by then, and follow them
 	aloneTime = 30 * time.Second // in which browsers are watched without a load
 )
 
@@ -117,7 +118,7 @@ func (p *stretch) each() float64 {
 
 // watch measures what happens within a time.
 func (b *bench) watch(ctx context.Context, s *site, d time.Duration) (stretch, error) {
-	begun, used, statements := time.Now(), proctime.ReadUsage(), s.count.Statements.Load()
+	begun, used, statements := time.Now(), proctime.ReadUsage(b.job.Holder), s.count.Statements.Load()
 	done := uint64(0)
 	if b.worker != nil {
 		done = b.worker.done.Load()
@@ -125,7 +126,7 @@ func (b *bench) watch(ctx context.Context, s *site, d time.Duration) (stretch, e
 	if err := backoff.Sleep(ctx, d); err != nil {
 		return stretch{}, err
 	}
-	p := stretch{took: time.Since(begun), used: proctime.ReadUsage().UsedSince(used), statements: s.count.Statements.Load() - statements}
+	p := stretch{took: time.Since(begun), used: proctime.ReadUsage(b.job.Holder).UsedSince(used), statements: s.count.Statements.Load() - statements}
 	if b.worker != nil {
 		p.sagas = b.worker.done.Load() - done
 	}
@@ -188,7 +189,7 @@ func (b *bench) slicePart(ctx context.Context, s *site, v *values, open bool) (p
 		}
 		defer func() { err = errors.Join(err, c.disperse()) }()
 	}
-	if err := backoff.Sleep(ctx, settling); err != nil {
+	if err := backoff.Sleep(ctx, opening); err != nil {
 		return p, err
 	}
 	return b.watch(ctx, s, b.slice)
@@ -226,7 +227,7 @@ func share(used, took time.Duration) float64 {
 
 // watchCrowd watches browsers from the moment on at which they open their pages.
 func (b *bench) watchCrowd(ctx context.Context, s *site, paths []string) (p stretch, err error) {
-	if err := errors.Join(s.renew(), backoff.Sleep(ctx, settling)); err != nil { // a read for the last browser may still run
+	if err := errors.Join(s.renew(), backoff.Sleep(ctx, settling)); err != nil {
 		return p, err
 	}
 	before := s.count.Statements.Load()

@@ -60,8 +60,8 @@ func main() {
 	flag.IntVar(&b.rate, "rate", 50, "sagas a second beside the pages")
 	flag.StringVar(&b.only, "only", "", "pages whose name has this text")
 	held := flag.String("held", "", "the servers that another run holds, as it has printed them")
-	flag.IntVar(&b.rounds, "rounds", 5, "rounds of the throughput; the median counts")
-	flag.DurationVar(&b.slice, "slice", 5*time.Second, "length of one slice of the throughput")
+	flag.IntVar(&b.rounds, "rounds", 9, "rounds of the throughput; the median counts")
+	flag.DurationVar(&b.slice, "slice", 15*time.Second, "length of one slice of the throughput")
 	flag.DurationVar(&b.limit, "limit", 30*time.Minute, "after which the run ends")
 	parts := flag.String("parts", "pages,browsers,river", "what is measured; hold keeps the servers until the limit")
 	flag.Parse()
@@ -90,7 +90,7 @@ func (b *bench) run(ctx context.Context) (err error) {
 	}
 	defer func() { err = errors.Join(err, servers.Close()) }()
 	fmt.Println("servers", strings.Join(settings, " "), "and else the defaults; full_page_writes on")
-	b.job = job{Database: servers.Databases[0].URL, Broker: servers.Broker.URL}
+	b.job = job{Database: servers.Databases[0].URL, Broker: servers.Broker.URL, Holder: os.Getpid()}
 	if err := b.fill(ctx); err != nil {
 		return err
 	}

@@ -274,7 +274,7 @@ func (b *bench) visitPages(ctx context.Context) (targets []target.Target, err er
 	costs := map[string]float64{}
 	for _, one := range visits {
 		if strings.Contains(one.name, b.only) {
-			costs[one.name] = s.measure(ctx, &one, v, b.visits).processor
+			costs[one.name] = b.measure(ctx, s, &one, v, b.visits).processor
 		}
 	}
 	stop, err := b.startLoad(ctx, b.rate)
@@ -295,7 +295,7 @@ func (b *bench) visitPages(ctx context.Context) (targets []target.Target, err er
 			if !strings.Contains(one.name, b.only) {
 				continue
 			}
-			all[i] = s.measure(ctx, &one, v, b.visits).after(all[i])
+			all[i] = b.measure(ctx, s, &one, v, b.visits).after(all[i])
 			if err := ctx.Err(); err != nil {
 				return nil, err
 			}
@@ -319,21 +319,21 @@ func (b *bench) visitPages(ctx context.Context) (targets []target.Target, err er
 }
 
 // measure visits a page n times. Each time the console has read nothing yet, but for what the page before has shown.
-func (s *site) measure(ctx context.Context, one *visit, v *values, n int) *measured {
+func (b *bench) measure(ctx context.Context, s *site, one *visit, v *values, n int) *measured {
 	prepare := func() error {
 		if err := s.renew(); err != nil || one.after == "" {
 			return err
 		}
 		return s.open(ctx, one.after, false)
 	}
-	return measureVisits(one.name, n, &s.count, prepare, func() error { return s.open(ctx, one.path(v), one.live) })
+	return b.measureVisits(one.name, n, &s.count, prepare, func() error { return s.open(ctx, one.path(v), one.live) })
 }
 
 // measureVisits measures n visits after a first one, which prepares statements. It does not time prepare, which comes
 // before each.
-func measureVisits(name string, n int, count *trips.Counter, prepare, visit func() error) *measured {
+func (b *bench) measureVisits(name string, n int, count *trips.Counter, prepare, visit func() error) *measured {
 	m := &measured{name: name, rounds: make([][]time.Duration, 1)}
-	before, used := count.Statements.Load(), proctime.ReadUsage()
+	before, used := count.Statements.Load(), proctime.ReadUsage(b.job.Holder)
 	for i := range n + 1 {
 		if m.problem = prepare(); m.problem != nil {
 			return m
@@ -347,7 +347,7 @@ func measureVisits(name string, n int, count *trips.Counter, prepare, visit func
 		}
 	}
 	m.statements = float64(count.Statements.Load()-before) / float64(n+1)
-	spent := proctime.ReadUsage().UsedSince(used)
+	spent := proctime.ReadUsage(b.job.Holder).UsedSince(used)
 	m.processor = target.Milliseconds(spent.Client+spent.Database) / float64(n+1)
 	return m
 }

@@ -56,7 +56,7 @@ func (b *bench) visitRiver(ctx context.Context) (_ []target.Target, err error) {
 	defer stopPages()
 	costs := map[string]float64{}
 	for _, one := range riverPages {
-		costs[one.name] = s.measureRiver(ctx, &one, b.visits).processor
+		costs[one.name] = b.measureRiver(ctx, s, &one, b.visits).processor
 	}
 	stop, err := b.startLoad(ctx, b.rate)
 	if err != nil {
@@ -66,7 +66,7 @@ func (b *bench) visitRiver(ctx context.Context) (_ []target.Target, err error) {
 	fmt.Printf("\nRiver UI with %d jobs, each request %d times, beside the same load\n", b.counts.sagas+b.counts.letters, b.visits)
 	fmt.Printf(tableForm, "request", "p50", "p95", "processor", "statements", "")
 	for _, one := range riverPages {
-		m := s.measureRiver(ctx, &one, b.visits)
+		m := b.measureRiver(ctx, s, &one, b.visits)
 		m.processor = costs[one.name]
 		printMeasured(m)
 	}
@@ -157,8 +157,8 @@ func closed(pool *pgxpool.Pool) error {
 	return nil
 }
 
-func (s *riverSite) measureRiver(ctx context.Context, one *visit, n int) *measured {
-	return measureVisits(one.name, n, &s.count, func() error { return nil }, func() error { return s.get(ctx, one.path(nil)) })
+func (b *bench) measureRiver(ctx context.Context, s *riverSite, one *visit, n int) *measured {
+	return b.measureVisits(one.name, n, &s.count, func() error { return nil }, func() error { return s.get(ctx, one.path(nil)) })
 }
 
 func (s *riverSite) get(ctx context.Context, path string) error {

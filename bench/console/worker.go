@@ -29,8 +29,11 @@ const (
 	stopTimeout = 20 * time.Second
 )
 
-// A job says which servers the service uses.
-type job struct{ Database, Broker string }
+// A job says which servers the service uses. Holder is the process that has started them.
+type job struct {
+	Database, Broker string
+	Holder           int
+}
 
 // A report is one line that a worker writes.
 type report struct {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -17,9 +18,9 @@ const kernelTick = 10 * time.Millisecond
 // Usage is processor time by user. Client is this process and its living child processes of the same program.
 type Usage struct{ Client, Database, Broker time.Duration }
 
-// ReadUsage returns the processor time of this process and of the servers that it started. It is zero on
-// systems without /proc.
-func ReadUsage() (u Usage) {
+// ReadUsage returns the processor time of this process and of the servers that it started, or that one of holders started:
+// processes that keep servers for it. It is zero on systems without /proc.
+func ReadUsage(holders ...int) (u Usage) {
 	stats, _ := filepath.Glob("/proc/[0-9]*/stat") // the pattern is well-formed
 	parents, names, times := map[int]int{}, map[int]string{}, map[int]time.Duration{}
 	for _, path := range stats {
@@ -44,7 +45,7 @@ func ReadUsage() (u Usage) {
 		switch {
 		case pid == os.Getpid():
 			u.Client += used
-		case !descendsFromUs(parents, pid):
+		case !descendsFrom(parents, pid, append(holders, os.Getpid())):
 		case names[pid] == "postgres":
 			u.Database += used
 		case names[pid] == "beam.smp":
@@ -56,10 +57,10 @@ func ReadUsage() (u Usage) {
 	return u
 }
 
-// descendsFromUs reports whether pid is a descendant of this process.
-func descendsFromUs(parents map[int]int, pid int) bool {
+// descendsFrom reports whether pid is one of ancestors, or a descendant of one.
+func descendsFrom(parents map[int]int, pid int, ancestors []int) bool {
 	for ; pid > 1; pid = parents[pid] {
-		if pid == os.Getpid() {
+		if slices.Contains(ancestors, pid) {
 			return true
 		}
 	}
