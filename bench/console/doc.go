@@ -11,7 +11,9 @@
 //	          that its stream sends. All pages are measured in three rounds, and the medians of the rounds are printed.
 //	browsers  what browsers cost that have pages open. First without a load: the statements for one browser and for five
 //	          on one page, and the processor time of five on five pages. Then the throughput of the service with five
-//	          browsers and without, in slices that alternate.
+//	          browsers and without, in slices that alternate, and what the console uses of the machine meanwhile. The
+//	          throughput of two slices can differ by a tenth without any browser. The processor time of the console is
+//	          exact: it is the browsers', and that of the console's connections to the database.
 //	river     what the pages of River UI ask for, on its table with a job for each instance and each dead letter. It has no
 //	          counterpart to the rows of the inbox.
 //

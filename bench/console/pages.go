@@ -13,12 +13,15 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/url"
+	"os"
 	"regexp"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/sagamill/sagamill/bench/internal/proctime"
@@ -142,6 +145,9 @@ type site struct {
 	server  *httptest.Server
 	count   trips.Counter
 	current atomic.Pointer[console.Console]
+
+	mu    sync.Mutex
+	procs []int // the server's processes of the pool; their transactions start no others
 }
 
 func openSite(ctx context.Context, url string) (*site, error) {
@@ -152,11 +158,25 @@ func openSite(ctx context.Context, url string) (*site, error) {
 	s := &site{}
 	config.MaxConns = consoleConns
 	config.ConnConfig.AfterNetConnect = s.count.CountConn
+	config.MinConns, config.MaxConnLifetime = consoleConns, time.Hour // so that all are there when processor time is read
+	config.AfterConnect = func(_ context.Context, c *pgx.Conn) error {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.procs = append(s.procs, int(c.PgConn().PID()))
+		return nil
+	}
 	if s.pool, err = pgxpool.NewWithConfig(ctx, config); err != nil {
 		return nil, err
 	}
 	s.server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { s.current.Load().ServeHTTP(w, r) }))
 	return s, s.renew()
+}
+
+// used returns the processor time of the console, the browsers and their connections' processes at the server.
+func (s *site) used() time.Duration {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return proctime.ReadProcesses(append(s.procs, os.Getpid())...)
 }
 
 func (s *site) close() {

@@ -22,44 +22,68 @@ type Usage struct{ Client, Database, Broker time.Duration }
 // processes that keep servers for it. It is zero on systems without /proc.
 func ReadUsage(holders ...int) (u Usage) {
 	stats, _ := filepath.Glob("/proc/[0-9]*/stat") // the pattern is well-formed
-	parents, names, times := map[int]int{}, map[int]string{}, map[int]time.Duration{}
+	all := map[int]process{}
 	for _, path := range stats {
-		text, err := os.ReadFile(path)
-		if err != nil {
-			continue // it has ended
+		if text, err := os.ReadFile(path); err == nil { // else it has ended
+			p := parseStat(string(text))
+			all[p.pid] = p
 		}
-		var pid int
-		_, _ = fmt.Sscan(string(text), &pid)
-		open, end := strings.IndexByte(string(text), '('), strings.LastIndexByte(string(text), ')')
-		fields := strings.Fields(string(text[end+1:])) // state, ppid, …; utime and stime are the 12th and 13th
-		if open < 0 || len(fields) < 13 {
-			continue
-		}
-		parents[pid], _ = strconv.Atoi(fields[1])
-		names[pid] = string(text[open+1 : end])
-		user, _ := strconv.Atoi(fields[11])
-		system, _ := strconv.Atoi(fields[12])
-		times[pid] = time.Duration(user+system) * kernelTick
 	}
-	for pid, used := range times {
+	for pid, p := range all {
 		switch {
 		case pid == os.Getpid():
-			u.Client += used
-		case !descendsFrom(parents, pid, append(holders, os.Getpid())):
-		case names[pid] == "postgres":
-			u.Database += used
-		case names[pid] == "beam.smp":
-			u.Broker += used
-		case names[pid] == names[os.Getpid()]:
-			u.Client += used
+			u.Client += p.used
+		case !descendsFrom(all, pid, append(holders, os.Getpid())):
+		case p.name == "postgres":
+			u.Database += p.used
+		case p.name == "beam.smp":
+			u.Broker += p.used
+		case p.name == all[os.Getpid()].name:
+			u.Client += p.used
 		}
 	}
 	return u
 }
 
+// ReadProcesses returns the processor time of processes that run. It is zero on systems without /proc.
+func ReadProcesses(pids ...int) (sum time.Duration) {
+	for _, pid := range pids {
+		if text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid)); err == nil {
+			sum += parseStat(string(text)).used
+		}
+	}
+	return sum
+}
+
+// A process is what /proc/PID/stat tells.
+type process struct {
+	pid, parent int
+	name        string
+	used        time.Duration
+}
+
+// parseStat parses the text of /proc/PID/stat. It returns the zero process for a text that is none.
+func parseStat(text string) (p process) {
+	open, end := strings.IndexByte(text, '('), strings.LastIndexByte(text, ')')
+	if open < 0 || end < open {
+		return process{}
+	}
+	fields := strings.Fields(text[end+1:]) // state, ppid, …; utime and stime are the 12th and 13th
+	if len(fields) < 13 {
+		return process{}
+	}
+	p.pid, _ = strconv.Atoi(strings.TrimSpace(text[:open]))
+	p.parent, _ = strconv.Atoi(fields[1])
+	p.name = text[open+1 : end]
+	user, _ := strconv.Atoi(fields[11])
+	system, _ := strconv.Atoi(fields[12])
+	p.used = time.Duration(user+system) * kernelTick
+	return p
+}
+
 // descendsFrom reports whether pid is one of ancestors, or a descendant of one.
-func descendsFrom(parents map[int]int, pid int, ancestors []int) bool {
-	for ; pid > 1; pid = parents[pid] {
+func descendsFrom(all map[int]process, pid int, ancestors []int) bool {
+	for ; pid > 1; pid = all[pid].parent {
 		if slices.Contains(ancestors, pid) {
 			return true
 		}
