@@ -217,7 +217,8 @@ func (b *bench) watchAlone(ctx context.Context, s *site, v *values) (targets []t
 	idle, five := &parts[0], &parts[3]
 	busy := share(five.used.Client+five.used.Database, five.took) - share(idle.used.Client+idle.used.Database, idle.took)
 	return []target.Target{
-		{Name: "five-on-the-overview-to-one", Value: float64(parts[2].statements) / float64(max(1, parts[1].statements)), Goal: 1.5, AtMost: true},
+		// Without sharing it would be 5. It is not 1: the slower a reading was, the longer it is reused.
+		{Name: "five-on-the-overview-to-one", Value: float64(parts[2].statements) / float64(max(1, parts[1].statements)), Goal: 2, AtMost: true},
 		{Name: "five-pages-percent-of-the-machine", Value: busy, Goal: lossGoal * 100, AtMost: true},
 		{Name: "statements-without-browsers", Value: float64(parts[4].statements), Goal: 0, AtMost: true},
 	}, nil
