@@ -62,8 +62,8 @@ type Options struct {
 	// vanished, a retry then gets 409 outcome-unknown. Default: if the owner of a run (the process that executes it) has
 	// vanished, a retry takes the run over, and the handler runs again.
 	ExternalEffects bool
-	// Recover finds out the outcome of a run whose owner (the executing process) has vanished; an Options with Recover
-	// also has ExternalEffects switched on. A response is kept and replayed; nil says that the run had no effect,
+	// Recover finds out the outcome of a run whose owner (the executing process) has vanished; setting Recover also
+	// switches ExternalEffects on. A response is kept and replayed; nil says that the run had no effect,
 	// and the request runs; an error is a 409 outcome-unknown. It must only look, may be called at the same time by two
 	// retries, and has half a lease's time. It is asked about vanished owners only: a run that panicked, timed out or
 	// answered 5xx has failed, and runs again without it (see [DownstreamKey]). Default: none.
@@ -137,7 +137,7 @@ type FingerprintOptions struct {
 	Versions []FingerprintOptions
 
 	// Unlabelled stores "v1" as [Fingerprint].Alg, without the label that names the settings; set Unlabelled while
-	// older processes, which know no labels, run beside newer processes. Settings with Custom cannot have it. Default:
+	// older processes, which know no labels, run beside newer processes. It is refused with Custom. Default:
 	// false.
 	Unlabelled bool
 }
