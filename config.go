@@ -35,12 +35,12 @@ type Config struct {
 	Prefix string
 	Schema string // PostgreSQL schema of the service's tables; default: Name, with each - replaced by _
 
-	DatabaseURL string        // URL or connection string of PostgreSQL; the Service opens a pool for this URL, and closes the pool; required without Database
-	Database    *pgxpool.Pool // pool that the Service uses in place of DatabaseURL, and does not close; default: none
+	DatabaseURL string        // URL or connection string of PostgreSQL; the Service opens a pool for this URL, and closes the pool; required if Database is nil
+	Database    *pgxpool.Pool // pool that the Service uses in place of DatabaseURL; the Service does not close this pool; default: none
 
 	BrokerURL  string             // URL of RabbitMQ, or URLs of several nodes of one cluster, separated by commas; default: a broker inside this process (package inproc)
-	Publisher  message.Publisher  // any watermill publisher; Publisher and Subscriber take the place of BrokerURL; the Service does not close the Publisher; default: none
-	Subscriber message.Subscriber // any watermill subscriber; Publisher and Subscriber take the place of BrokerURL; default: none
+	Publisher  message.Publisher  // any watermill publisher; set Publisher and Subscriber in place of BrokerURL; the Service does not close the Publisher; default: none
+	Subscriber message.Subscriber // any watermill subscriber; set Publisher and Subscriber in place of BrokerURL; default: none
 
 	Steps []consumer.Step // steps that the service runs as a participant of sagas; default: none
 	Sagas []saga.Plan     // definitions of sagas that the service orchestrates; default: none
@@ -50,9 +50,9 @@ type Config struct {
 	// Default: none.
 	Codecs []outbox.Codec
 
-	// Emits lists the messages of HTTP handlers, of local steps and of saga.Definition.OnEnd; you need not list the
-	// commands of Sagas, or the messages that a Step lists in its own Emits. Only [Service.Topology] uses Emits.
-	// Default: none.
+	// Emits lists, for [Service.Topology], the messages of HTTP handlers, of local steps and of saga.Definition.OnEnd;
+	// you need not list the commands of Sagas, or the messages that a Step lists in its own Emits. Only
+	// [Service.Topology] uses Emits. Default: none.
 	Emits []outbox.Output
 
 	// CloudEvents makes the service send CloudEvents, and read CloudEvents of other services. Default: the service neither

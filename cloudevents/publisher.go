@@ -25,7 +25,8 @@ type Options struct {
 	// Source is the CloudEvents attribute source: a URI reference that names the service, such as /shop/orders. It is
 	// required.
 	Source string
-	// Structured sends CloudEvents in structured mode. Default: binary mode.
+	// Structured sends CloudEvents in structured mode: the message body has the attributes and the data. Default: binary
+	// mode.
 	Structured bool
 	// Prefix is the beginning of the names of headers in binary mode: cloudEvents_ or cloudEvents: for AMQP, ce_ for
 	// Kafka, ce- for NATS. Default: cloudEvents_.

@@ -51,11 +51,11 @@ func (r Role) String() string {
 // 403.
 var ErrNotAuthorized = errors.New("console: not authorized")
 
-// Options change a [Console]. A nil *Options means the defaults.
+// Options configure a [Console]. A nil *Options means the defaults.
 type Options struct {
-	// Authorize returns who sent a request and what the person may do. An error refuses the request with 403. It is called
-	// for each request besides those for static files. Default: everybody is a viewer, and each page says that the
-	// console is read-only.
+	// Authorize returns the person who sent a request, and the role of this person. An error refuses the request with
+	// 403. Authorize is called for each request besides those for static files. Default: everybody is a viewer, and each
+	// page says that the console is read-only.
 	Authorize func(*http.Request) (Actor, Role, error)
 
 	// Redact returns the text that pages and exports show in place of a content; contents are payloads, headers, states

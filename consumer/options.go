@@ -26,7 +26,7 @@ type Options struct {
 	BatchSize     int           // largest number of messages in one transaction; 1 means no batches; default: 64, at most 512
 	BatchBytes    int           // largest sum of payload bytes in one transaction; a message with more bytes runs alone; default: 64 MiB, at most 1 GiB
 	BatchTime     time.Duration // time from the start of a batch's transaction after which the transaction takes no further message; default: 50 ms
-	ParkedWorkers int           // number of parked messages that run at once; default: 4, at most 1,024
+	ParkedWorkers int           // number of parked messages whose handlers run at the same time; default: 4, at most 1,024
 	ParkedPoll    time.Duration // longest pause between two searches for messages that other processes have parked; default: 2 s
 	DrainTimeout  time.Duration // after the context of Run has ended, Run waits at most this time for messages that are still being handled; default: 30 s
 	MaxPayload    int           // largest payload in bytes; a message with a larger payload becomes a dead letter; default: 8 MiB

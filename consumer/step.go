@@ -36,16 +36,16 @@ const MaxTimeout = 24 * time.Hour
 type Step struct {
 	Name         string // name of the step, which matches [a-z0-9][a-z0-9-]{0,62}; scope, key and Name identify the effect of the step, so never change Name; required
 	Action       Input  // the message that starts the step; required
-	Compensation Input  // the message that undoes the step; it has the same key as the message of Action; default: the step cannot be undone
+	Compensation Input  // the message that undoes the step; this message has the same key as the message of Action; default: the step cannot be undone
 
 	MaxAttempts int           // largest number of attempts of the action, and of the compensation; an attempt that ends with a crash counts too; default: 10
-	RetryBase   time.Duration // longest wait after the first failure; default: 1 s
-	RetryCap    time.Duration // longest wait after any failure; default: 5 min
+	RetryBase   time.Duration // longest wait between the first failed attempt and the next attempt; default: 1 s
+	RetryCap    time.Duration // longest wait between any failed attempt and the next attempt; default: 5 min
 	Timeout     time.Duration // longest time for one run of a handler, or of one of the three functions of an [Effect] (call, verify and record); default: 30 s, at most MaxTimeout
 
-	// Settle is the time for which the other system may still be working on a call that has already ended in this
-	// process. Until then a not-found answer of an [Effect]'s verify is not trusted. Without verify it has no meaning;
-	// a step without an Effect cannot have it. Default: 1 min.
+	// Settle is how long, after the call of an [Effect] has ended in this process, the other system may still be working
+	// on this call. Until then a not-found answer of an [Effect]'s verify is not trusted. Without verify it has no
+	// meaning; a step without an Effect cannot have it. Default: 1 min.
 	Settle time.Duration
 
 	// With AskFirst, the function verify of an [Effect] asks the other system before each call, also before the first
@@ -88,8 +88,8 @@ type Step struct {
 	// are given the same Preparer are prepared together. Default: none.
 	Prepare *Preparer
 
-	// Emits lists the messages that the handlers emit, except replies to a saga. It is for descriptions of the service:
-	// see package topology. A message that is not in the list is sent all the same, and is logged once. Default: the
+	// Emits lists, for the description of the service, the messages that the handlers emit, except replies to a saga: see
+	// package topology. A message that is not in the list is sent all the same, and is logged once. Default: the
 	// emitted messages are not described.
 	Emits []outbox.Output
 

@@ -37,7 +37,7 @@ const (
 // all else has a default.
 type Options struct {
 	// Scope returns the id of the principal who owns the request's key; do not return the
-	// Authorization value, because it may change between retries. An error or
+	// header Authorization, whose value may change between retries. An error or
 	// an empty scope is answered with 401, one of more than [MaxScope] bytes or that is no
 	// printable UTF-8 with 500. Required unless SingleTenant.
 	Scope        func(*http.Request) (string, error)
@@ -52,25 +52,25 @@ type Options struct {
 
 	Key         KeyOptions         // Key says how clients send a key, and how the middleware answers an expired key
 	Fingerprint FingerprintOptions // Fingerprint says which requests count as the same request
-	Limits      Limits             // Limits has the longest times, the largest sizes and the largest numbers
+	Limits      Limits             // Limits has the limits of times, of body sizes, of attempts, and of running handlers
 	Response    ResponseOptions    // Response says which parts of a response are stored, and how the middleware replays the response
 	Problems    ProblemOptions     // Problems says how the middleware answers a request that it refuses
 
-	Policy Policy // if the handler gave no [Verdict], Policy decides whether the transaction commits and whether the response is kept; default: DefaultPolicy
+	Policy Policy // Policy decides, for a handler that gave no [Verdict], whether the transaction of the handler commits and whether its response is stored; default: DefaultPolicy
 
-	// ExternalEffects says that handlers have effects that the store cannot roll back. A run whose owner vanished is
-	// then answered with 409 outcome-unknown. Default: if the owner of a run (the process that executes it) has
+	// ExternalEffects says that handlers have effects that the store cannot roll back; if the owner of a run has
+	// vanished, a retry then gets 409 outcome-unknown. Default: if the owner of a run (the process that executes it) has
 	// vanished, a retry takes the run over, and the handler runs again.
 	ExternalEffects bool
-	// If the owner of a run (the process that executes it) has vanished, Recover finds out the outcome of the run;
-	// Recover also switches ExternalEffects on. A response is kept and replayed; nil says that the run had no effect,
+	// Recover finds out the outcome of a run whose owner (the executing process) has vanished; setting Recover also
+	// switches ExternalEffects on. A response is kept and replayed; nil says that the run had no effect,
 	// and the request runs; an error is a 409 outcome-unknown. It must only look, may be called at the same time by two
 	// retries, and has half a lease's time. It is asked about vanished owners only: a run that panicked, timed out or
 	// answered 5xx has failed, and runs again without it (see [DownstreamKey]). Default: none.
 	Recover func(r *http.Request, id Identity) (*Response, error)
 	// FailOpen runs the handler without protection when the store fails. Each
-	// such run is logged as an error, with [ResultFailOpen] in its Event. Default: the
-	// request gets 503.
+	// such run is logged as an error, with [ResultFailOpen] in its Event. Default: if
+	// the store fails, the request gets 503.
 	FailOpen bool
 	// CancelOnDisconnect cancels the handler and rolls its transaction back when the client
 	// disconnects. Default: the handler finishes, and a retry gets the response.
@@ -122,10 +122,10 @@ type KeyOptions struct {
 // settings made it, and a retry is compared by those. So settings that change stay in Versions for
 // a TTL: without them a retry is answered with [CodeFingerprintUnknown].
 type FingerprintOptions struct {
-	Secret         []byte   // key of the digest, such as 32 random bytes; without a key, a dump of the store could reveal small bodies; default: none
+	Secret         []byte   // secret key of the digest, such as 32 random bytes; without Secret, a dump of the store could reveal small request bodies; default: none
 	ExcludeFields  []string // paths of JSON members to ignore; default: none
 	IncludeFields  []string // paths of the JSON members to compare; other members are ignored; default: all members
-	IncludeHeaders []string // names of request headers that also have to be equal in two requests that count as the same; default: none
+	IncludeHeaders []string // names of request headers that the middleware also compares; default: none
 	Raw            bool     // compare bodies byte by byte; default: the content type decides how bodies are compared
 	// Custom computes the fingerprint in place of the built-in digest. Its Alg must change whenever it does, and must
 	// not begin with "v1". Default: the digest v1.
@@ -136,27 +136,28 @@ type FingerprintOptions struct {
 	// Nothing is inherited: each has all of its fields. Default: none.
 	Versions []FingerprintOptions
 
-	// Unlabelled stores "v1" as the Alg of all settings except Custom; older processes, which
-	// know no labels, do the same. Set it while such processes run beside newer processes. Default: false.
+	// Unlabelled stores "v1" as [Fingerprint].Alg, without the label that names the settings; set Unlabelled while
+	// older processes, which know no labels, run beside newer processes. It is refused with Custom. Default:
+	// false.
 	Unlabelled bool
 }
 
-// Limits has the longest times, the largest sizes in bytes, and the largest numbers.
+// Limits has the limits of times, of body sizes in bytes, of attempts, and of running handlers.
 type Limits struct {
 	TTL             time.Duration // time after which a record expires; at least as long as Lease and as ExecTimeout; default: 24 h
-	Lease           time.Duration // time from a claim, or from its last renewal, until a retry may take the claim over; Lease must be longer than ExecTimeout, unless the store renews claims; idempg does not use Lease, but its Options.Grace; default: 30 s
+	Lease           time.Duration // time from a claim, or from the last renewal of the claim, until a retry may take over the claim; if the store does not renew claims, Lease must be longer than ExecTimeout; idempg uses idempg.Options.Grace in place of Lease; default: 30 s
 	ExecTimeout     time.Duration // time after which the handler's context ends; a response that comes after this time is discarded; default: 25 s
 	StoreTimeout    time.Duration // longest time for claiming the key in the store, including waits for a connection; default: 5 s
-	CompleteTimeout time.Duration // longest time for storing the outcome; default: 5 s
+	CompleteTimeout time.Duration // longest time for storing the outcome of a request; default: 5 s
 
 	// Wait is how long a request waits for the response of a running request with the same key, at
 	// most [MaxWait]. The waiting request holds no connection. Beyond [MaxWaitersPerKey] and
 	// [MaxWaiters], and after Wait, the request is refused as without Wait. Default: no waiting.
 	Wait time.Duration
 
-	MaxAttempts int // after so many runs of the handler for one key, the outcome of the request counts as unknown; default: no limit
-	// MaxInFlightPerScope is how many handlers may run at the same time for one scope in this process; all routes that
-	// have this limit are counted together. Over the limit a request is answered with 503, unless its record decides
+	MaxAttempts int // largest number of runs of the handler for one key; if the last of these runs fails too, the outcome of the request counts as unknown; default: no limit
+	// MaxInFlightPerScope is how many handlers may run at the same time for one scope in this process; one count
+	// covers all routes that have this limit. Over the limit a request is answered with 503, unless its record decides
 	// it. Default: no limit.
 	MaxInFlightPerScope int
 
@@ -166,20 +167,20 @@ type Limits struct {
 	// holds for [MaxStoredNames], [MaxStoredValues] and [MaxStoredHeader]: the client gets the response once, and only
 	// the fact that the request ran is kept. Default: 1 MiB.
 	MaxResponseBody int
-	// HardResponseLimit is the largest response body that the middleware keeps in memory; in place of a larger
-	// response, the client gets a 500 response-too-large, which is not retryable. A transactional store has rolled back
-	// and released the key. On other stores the handler's effects stand, so a retry gets 410, unless the verdict on the
-	// status lets it run again. Default: 16 MiB, at least MaxResponseBody.
+	// HardResponseLimit is the largest response body that the middleware keeps in memory; in place of a larger response,
+	// the client gets a problem with status 500 and code response-too-large, which is not retryable. A transactional
+	// store has rolled back and released the key. On other stores the handler's effects stand, so a retry gets 410,
+	// unless the verdict on the status lets it run again. Default: 16 MiB, at least MaxResponseBody.
 	HardResponseLimit int
 }
 
 // ResponseOptions say which parts of a response are stored, and how the middleware replays the response.
 type ResponseOptions struct {
-	KeepHeaders       []string // names of response headers to store in addition to those that are stored by default, such as Content-Type; Header, Aliases and ReplayHeader are not allowed; default: none
+	KeepHeaders       []string // names of further response headers to store; Content-Type and some other headers are always stored; Header, Aliases and ReplayHeader are not allowed; default: none
 	ReplayHeader      string   // name of the header that has the value "true" in replays; default: Idempotent-Replayed
 	EmitReplayedFalse bool     // send ReplayHeader with the value "false" in first responses; default: first responses do not have this header
 
-	NoStoreBody bool                               // store no response bodies; a retry gets 410, as it does after a body that is larger than MaxResponseBody; default: false
+	NoStoreBody bool                               // store no response bodies; a retry then gets 410; default: false
 	Redact      func(r *http.Request, s *Response) // Redact changes the stored response, but not the response that is sent; default: none
 	Sealer      Sealer                             // Sealer encrypts stored bodies; default: none
 	// ReplayHook changes the response of a replay; an error of ReplayHook is answered like an error
@@ -207,7 +208,8 @@ type ProblemOptions struct {
 	InFlightStatus int                  // status for a key whose request is still running: 409, 423 or 429; default: 409
 	MismatchStatus int                  // status for a key that was used for a different request: 422, 409 or 400; default: 422
 
-	// UnknownFingerprintStatus is the status of [CodeFingerprintUnknown]: 409, 422 or 503. With 503 the
+	// UnknownFingerprintStatus is the status for a key that the middleware cannot compare, because [FingerprintOptions]
+	// have changed ([CodeFingerprintUnknown]): 409, 422 or 503. With 503 the
 	// problem asks the client to retry with the same key. Default: 409.
 	UnknownFingerprintStatus int
 

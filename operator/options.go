@@ -14,14 +14,14 @@ import (
 // MaxList is the largest number of entries that a list returns at once.
 const MaxList = 1000
 
-// Options are the options of all constructors of this package. A nil *Options means the defaults.
+// Options are for all constructors of this package, such as [NewDeadLetters]. A nil *Options means the defaults.
 type Options struct {
 	Schema string // PostgreSQL schema of the tables; default: sagamill
 
-	// By is the name of the person, as it is written to the journal. A decision about an instance and an edit need a
-	// name: from here, or said with them. Default: the login role of the session.
+	// By is the name of the person who makes a change; the journal shows this name. A decision about an instance and an
+	// edit need a name: from here, or said with them. Default: the login role of the session.
 	By  string
-	Why string // reason that is written to the journal; default: none
+	Why string // reason for a change; the journal shows this reason; default: none
 
 	// ReadTimeout limits each statement with which Instances and DeadLetters list, count or group; it also limits each
 	// page that Instances.PreviewAll and Instances.DecideAll read; PostgreSQL cancels a longer statement with the code

@@ -55,9 +55,9 @@ type RelayOptions struct {
 	RetryBase   time.Duration // longest wait between the first refusal by the broker and the next attempt; default: 1 s
 	RetryCap    time.Duration // longest wait between any refusal by the broker and the next attempt; default: 5 min
 
-	// With NoListen, the relay finds the commits of other processes by polling; it does not listen for notifications.
-	// By default the relay listens for notifications on a connection that it takes out of the pool. Set NoListen behind a
-	// transaction-mode pooler, where listening does not work. Default: false.
+	// With NoListen, the relay finds the commits of other processes only by polling, and does not listen for
+	// notifications. By default the relay listens for notifications on a connection that it takes out of the pool. Set
+	// NoListen behind a transaction-mode pooler, where listening does not work. Default: false.
 	NoListen bool
 
 	RotateBytes int64         // when the current table of the outbox log has this size, the next table becomes current; default: 64 MiB
@@ -68,8 +68,8 @@ type RelayOptions struct {
 	// [NoRetention], the relay empties a table of the outbox log when all its messages are published.
 	Retention time.Duration
 
-	// If a call of the Publisher contains a message that has a trace, the relay calls Observer after this call: see
-	// package telemetry. Default: none.
+	// Observer is called after each call of the Publisher that contains a message with a trace: see package
+	// telemetry. Default: none.
 	Observer PublishObserver
 
 	Logger *slog.Logger // Logger gets the failures of the relay, and a message when the relay becomes active; default: slog.Default()

@@ -28,7 +28,7 @@ type ConnectionOptions struct {
 	// Name is the name of the connection in the broker's tools. Default: none.
 	Name string
 	// Heartbeat is how often client and broker send each other a heartbeat; after about twice
-	// this time without data from the other side, the connection is given up. A heartbeat in the
+	// this time without data from the other side, client or broker closes the connection. A heartbeat in the
 	// URL or the amqp.Config wins. Default: 5 s.
 	Heartbeat time.Duration
 	// DialTimeout limits the time for connecting to one address, including TLS and the AMQP handshake. With several

@@ -30,8 +30,8 @@ type Step[S any] struct {
 	// attempts or more. Default: false.
 	Pivot bool
 
-	// When returns whether the step runs; if not, the step is skipped. It is called when the step's turn comes, and must
-	// not change the state. Default: always.
+	// When returns whether the step runs; if When returns false, the step is skipped. It is called when the step's turn
+	// comes, and must not change the state. Default: always.
 	When func(s *S) bool
 
 	// Deadline is the longest wait for the reply to the command of the step. Allow for the queue, for the participant's
@@ -45,8 +45,8 @@ type Step[S any] struct {
 	// command with its own number. For a Local, Retry limits the attempts after errors. Default: one attempt; if Do is
 	// a Local, 10 attempts.
 	Retry Retry
-	// If Undo is a [Local] and returns errors, UndoRetry limits its attempts. A participant has its own attempts, so
-	// UndoRetry is an error there. Default: 10 attempts.
+	// UndoRetry limits the attempts of an Undo that is a [Local] and returns errors. A participant has its own attempts,
+	// so UndoRetry is an error there. Default: 10 attempts.
 	UndoRetry Retry
 }
 

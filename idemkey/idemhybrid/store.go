@@ -33,7 +33,7 @@ type Options struct {
 	// 500 ms with RequireLock.
 	CallTimeout time.Duration
 
-	// RequireLock refuses requests while Redis does not answer; set it if duplicate requests
+	// RequireLock refuses requests while Redis does not answer; set RequireLock if duplicate requests
 	// would overload PostgreSQL. Each request asks Redis then, also after a failure. Default: PostgreSQL
 	// decides alone while Redis does not answer.
 	RequireLock bool

@@ -65,12 +65,12 @@ const (
 type Options struct {
 	Schema    string         // PostgreSQL schema of the table; default: sagamill
 	Isolation pgx.TxIsoLevel // isolation level of the handler's transaction; default: the isolation level of the database; with ClaimInline, READ COMMITTED
-	ClaimMode ClaimMode      // how the store prevents two runs of the same request at once; default: ClaimLeased
+	ClaimMode ClaimMode      // how the store prevents two simultaneous runs of the same request; default: ClaimLeased
 
 	// MaxInFlight is how many handlers may run at once, each on one connection.
 	// Default: the pool's MaxConns minus 2, at least 1.
 	MaxInFlight    int
-	AcquireTimeout time.Duration // longest wait for one of the MaxInFlight places; also the longest wait for a connection; default: 2 s
+	AcquireTimeout time.Duration // longest wait of a request while MaxInFlight handlers are running; also the longest wait for a connection; default: 2 s
 
 	// Grace is how long a claim is valid while its row is not locked; the store locks the row at the handler's first
 	// statement, or after a quarter of Grace. If the owner dies before that, retries wait for Grace. Default: 10 s.
@@ -83,7 +83,7 @@ type Options struct {
 	// until the option is negative, which means never. Default: 1 s, in whole milliseconds.
 	ConnectionCheck time.Duration
 
-	// MaxPerScope is how many unexpired records one namespace and scope may have. Over it new keys
+	// MaxPerScope is how many unexpired records one scope of one namespace may have. Over it new keys
 	// are refused with [idemkey.ErrCapacity], and stored ones still replayed. Under ClaimInline, requests
 	// that run at the same time may exceed it by their number. Default: no quota.
 	MaxPerScope int

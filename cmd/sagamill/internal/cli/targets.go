@@ -16,7 +16,7 @@ import (
 )
 
 // orOnly ends the help of -schema of a command that takes the only schema: see takesOnlySchema.
-const orOnly = ", or if it has no tables, the only schema that has tables of sagamill"
+const orOnly = "; if this schema has no tables, the only schema that has tables of sagamill"
 
 // TakeSeveral makes the help say that -schema and -database may name several.
 func (c *Call) TakeSeveral(without Default) {
@@ -25,7 +25,7 @@ func (c *Call) TakeSeveral(without Default) {
 		which = "default: all schemas with tables of sagamill"
 	}
 	c.Flags.Lookup("schema").Usage = "names of the schemas, separated by commas; " + which
-	c.Flags.Lookup("database").Usage = "URL of the database, or NAME=URL; repeat the flag for several databases; default: the environment variable DATABASE_URL"
+	c.Flags.Lookup("database").Usage = "URL of the database, or NAME=URL to name it; repeat the flag for several databases; default: the environment variable DATABASE_URL"
 }
 
 // A Default says which schemas a command is about if -schema is not given.

@@ -30,7 +30,7 @@ func serveConsole(ctx context.Context, c *cli.Call) error {
 	c.TakeSeveral(cli.EverySchema)
 	listen := c.Flags.String("listen", "127.0.0.1:0", "address that the console listens on; default: a free port of 127.0.0.1")
 	roleName := c.Flags.String("role", "viewer", "role of everybody who has the printed URL: viewer, operator or admin; default: viewer")
-	by := c.Flags.String("by", cli.FindUserName(), "name of the person that the journal shows for each change; default: the user who runs the command")
+	by := c.Flags.String("by", cli.FindUserName(), "name of the person who makes the changes; the journal shows this name; default: the user who runs the command")
 	c.AddOperatorFlag()
 	known := addServiceFlags(c)
 	if err := c.ParseDatabaseFlags(); err != nil {

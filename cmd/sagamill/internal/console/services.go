@@ -31,7 +31,7 @@ type serviceFlags struct {
 
 func addServiceFlags(c *cli.Call) *serviceFlags {
 	f := &serviceFlags{}
-	c.Flags.Func("topology", "URL of the path /topology of a service, or a file with the answer from this path; repeat the flag for several services", func(name string) error {
+	c.Flags.Func("topology", "URL at which a service serves its description, such as http://localhost:8080/topology, or a file with this description; repeat the flag for several services", func(name string) error {
 		if name == "" {
 			return errors.New("it is empty")
 		}

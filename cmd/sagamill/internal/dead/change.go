@@ -26,7 +26,7 @@ type parkedChange struct {
 func addChange(c *cli.Call) *parkedChange {
 	c.TakeSeveral(cli.DefaultSchema)
 	p := &parkedChange{parkedFlags: addFilter(c), Consent: c.AddConsentFlags(), who: c.AddOperatorFlags()}
-	c.Flags.BoolVar(&p.all, "all", false, "change all messages that match the filter flags; -older 0s matches every message")
+	c.Flags.BoolVar(&p.all, "all", false, "change all messages that match the filter flags; to match every message, use -older 0s")
 	c.Flags.BoolVar(&p.asJSON, "json", false, "print JSON, one object per line")
 	return p
 }
@@ -45,7 +45,7 @@ func deadPlan(ctx context.Context, c *cli.Call) error {
 	pick := addFilter(c)
 	asJSON := c.Flags.Bool("json", false, "print JSON, one object per line")
 	force := c.Flags.Bool("force", false, "print what a redrive with -force would do")
-	all := c.Flags.Bool("all", false, "plan for all messages that match the filter flags; like dead redrive -all, it needs at least one of them")
+	all := c.Flags.Bool("all", false, "plan for all messages that match the filter flags; at least one filter flag is required, as for dead redrive -all")
 	limit := c.Flags.Int("limit", cli.DefaultLimit, fmt.Sprintf("largest number of messages to print; the totals at the end include all messages; default: %d", cli.DefaultLimit))
 	if err := c.ParseDatabaseFlags(); err != nil {
 		return err
@@ -107,7 +107,7 @@ func printPlan(ctx context.Context, c *cli.Call, t *cli.Target, d *operator.Dead
 func deadRedrive(ctx context.Context, c *cli.Call) error {
 	change := addChange(c)
 	rate := c.AddRateFlag("messages")
-	force := c.Flags.Bool("force", false, "redrive also old messages whose step may have run already, because the inbox row that would show this may have been removed, and actions of sagas that have ended")
+	force := c.Flags.Bool("force", false, "redrive also actions of ended sagas, and old messages whose step may have run already; the inbox row that would show this run may have been removed")
 	if err := c.ParseDatabaseFlags(); err != nil {
 		return err
 	}
@@ -243,7 +243,7 @@ func deadRetry(ctx context.Context, c *cli.Call) error {
 func deadBury(ctx context.Context, c *cli.Call) error {
 	change := addChange(c)
 	for _, name := range append([]string{"all"}, change.names...) {
-		c.Flags.Lookup(name).Usage = "refused: this command takes only -id"
+		c.Flags.Lookup(name).Usage = "not allowed: choose the messages with -id"
 	}
 	if err := c.ParseDatabaseFlags(); err != nil {
 		return err

@@ -50,7 +50,7 @@ func addFilter(c *cli.Call) *parkedFlags {
 	})
 	c.Flags.StringVar(&f.Error, "error", "", "only messages whose error contains this text")
 	c.Flags.StringVar(&f.Scope, "scope", "", "only messages of this scope")
-	c.Flags.StringVar(&f.Key, "key", "", "only messages with this idempotency key, for any step")
+	c.Flags.StringVar(&f.Key, "key", "", "only messages with this idempotency key, of all steps")
 	c.Flags.StringVar(&f.Topic, "topic", "", "only messages of this topic")
 	c.Flags.StringVar(&f.MessageID, "message", "", "only the message with this message id")
 	c.Flags.Var((*cli.Age)(&f.Older), "older", "only messages whose last failure was at least this long ago, such as 90m or 72h")

@@ -20,7 +20,7 @@ func Commands() []cli.Command {
 		{Words: "migrate up", About: "create or update the tables", Run: migrateUp},
 		{Words: "migrate print", About: "print the SQL of the tables, for people who apply this SQL themselves", Run: migratePrint},
 		{Words: "migrate roles", About: "print SQL that creates a database role for each kind of process, with the privileges that such a process needs", Run: migrateRoles},
-		{Words: "migrate version", About: "print how many migrations the schema has had, and which parts the schema has: idempotency, outbox, inbox, saga", Run: migrateVersion},
+		{Words: "migrate version", About: "print how many migrations have been applied to the schema, and which of these parts the schema has: idempotency, outbox, inbox, saga", Run: migrateVersion},
 		{Words: "migrate down", About: "revert the schema to the version that -to gives; version 0 removes every table", Run: migrateDown},
 	}
 }

@@ -99,7 +99,7 @@ func parseChange(c *cli.Call, what change) (*changeCall, error) {
 	pick := &letterFlags{}
 	if what.filtered {
 		pick = addFilter(c)
-		all = c.Flags.Bool("all", false, "change all messages that match the filter flags; -older 0s matches every message")
+		all = c.Flags.Bool("all", false, "change all messages that match the filter flags; to match every message, use -older 0s")
 	} else {
 		addIDs(c, pick)
 	}

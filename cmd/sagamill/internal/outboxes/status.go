@@ -16,7 +16,7 @@ import (
 // Commands returns the commands of the family.
 func Commands() []cli.Command {
 	return []cli.Command{
-		{Words: "outbox status", About: "print how many messages are unpublished, and which relay is active; the command asks the database, and not the broker", Run: outboxStatus},
+		{Words: "outbox status", About: "print how many messages are unpublished, and which relay is active; the command reads only the database, and does not connect to the broker", Run: outboxStatus},
 		{Words: "outbox dead list", About: "list the dead letters of the outbox: messages that the broker refused until their attempts were used up", Run: outboxDeadList},
 		{Words: "outbox dead show", About: "print all details of the dead letters that you list with -id", Run: outboxDeadShow},
 		{Words: "outbox dead redrive", About: "publish dead letters again; choose them with -id, or with -all and filter flags", Run: outboxDeadRedrive},

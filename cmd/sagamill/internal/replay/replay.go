@@ -19,7 +19,7 @@ import (
 
 // Commands returns the commands of the family.
 func Commands() []cli.Command {
-	return []cli.Command{{Words: "replay", About: "publish stored messages again: with -key, the messages of one saga; with -since, all messages that were written since a time", Run: replayMessages}}
+	return []cli.Command{{Words: "replay", About: "publish stored messages again: with -key, the messages of one saga; with -since, all messages that were written at the given time or later", Run: replayMessages}}
 }
 
 // A storedMessage is a message in the outbox of a schema.
@@ -126,11 +126,11 @@ func (r *replayCall) describeDone() string {
 
 func parseReplay(c *cli.Call) (*replayCall, error) {
 	r := &replayCall{Consent: c.AddConsentFlags(), who: c.AddOperatorFlags(), rate: c.AddRateFlag("messages"), after: cli.Positions{}}
-	c.Flags.StringVar(&r.filter.Key, "key", "", "the idempotency key of the saga; default: the messages of all sagas in the time range of -since and -until, in batches")
+	c.Flags.StringVar(&r.filter.Key, "key", "", "the idempotency key of the saga; default: replay the messages of all sagas from -since to -until, in batches")
 	c.Flags.StringVar(&r.filter.Scope, "scope", "", "scope of the key; required if several scopes have this key")
 	c.Flags.TextVar(&r.filter.Since, "since", time.Time{}, "only messages that were written at this time or later, such as 2026-01-31T12:00:00Z")
 	c.Flags.TextVar(&r.filter.Until, "until", time.Time{}, "only messages that were written before this time")
-	c.Flags.Var(r.after, "after", "continue after these ids, SCHEMA:ID,…, which an interrupted replay has printed; not with -key")
+	c.Flags.Var(r.after, "after", "continue an interrupted replay after the ids SCHEMA:ID,… that this replay has printed; not allowed with -key")
 	c.Flags.BoolVar(&r.asJSON, "json", false, "print JSON, one object per line")
 	if err := c.ParseDatabaseFlags(); err != nil {
 		return nil, err

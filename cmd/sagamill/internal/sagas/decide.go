@@ -37,7 +37,7 @@ func decideStep(verb operator.Verb) func(context.Context, *cli.Call) error {
 		c.Flags.BoolVar(&d.asJSON, "json", false, "print the changed instance as JSON; with -all, print how many instances were changed, as JSON")
 		c.Flags.StringVar(&d.decision.By, "by", cli.FindUserName(), "name of the person who decides; default: the user who runs the command")
 		c.Flags.StringVar(&d.decision.Why, "why", "", "reason for the decision; sagamill stores the reason and shows it to other people")
-		c.Flags.BoolVar(&d.all, "all", false, "in place of a KEY: change all live instances that match the filter flags, including nested instances; -older 0s matches every live instance")
+		c.Flags.BoolVar(&d.all, "all", false, "in place of a KEY: change all live instances that match the filter flags, including nested instances; to match every live instance, use -older 0s")
 		addStep(c, &d.decision)
 		addFilter(c, &d.filter)
 		for _, name := range manyFlags {

@@ -22,11 +22,11 @@ func Commands() []cli.Command {
 		{Words: "saga show", About: "print the timeline of the instance of a KEY, and the steps that a cancellation would undo", Run: sagaShow},
 		{Words: "saga pause", About: "pause the instance of a KEY; during the pause, no step begins, no step is undone, and no deadline takes effect", Run: decideStep(operator.VerbPause)},
 		{Words: "saga resume", About: "continue the paused instance of a KEY", Run: decideStep(operator.VerbResume)},
-		{Words: "saga cancel", About: "compensate the instance of a KEY", Run: decideStep(operator.VerbCancel)},
+		{Words: "saga cancel", About: "compensate the instance of a KEY, without waiting for running steps; the command is refused after the pivot has been sent", Run: decideStep(operator.VerbCancel)},
 		{Words: "saga compensate", About: "go back to the step that you name with -to: undo the later steps, then pause the instance", Run: decideStep(operator.VerbCompensateTo)},
 		{Words: "saga skip", About: "treat the step that you name with -step as done, with -result as its result; if this step is being undone, treat the step as undone", Run: decideStep(operator.VerbSkip)},
 		{Words: "saga reject", About: "treat the step that you name with -step as a step that had no effect; the saga then compensates", Run: decideStep(operator.VerbReject)},
-		{Words: "saga retry", About: "try a step again now: the step that you name with -step, or without -step all steps that are stuck or that wait for a retry", Run: decideStep(operator.VerbRetry)},
+		{Words: "saga retry", About: "try steps again now: the step that you name with -step; without -step, all steps that are stuck or that wait for a retry", Run: decideStep(operator.VerbRetry)},
 		{Words: "saga check", About: "print which versions of sagas have live instances, and which of these versions a binary cannot finish; describe the binary with -manifest", Run: sagaCheck},
 	}
 }
@@ -66,7 +66,7 @@ func checkFilter(c *cli.Call, f *operator.InstanceFilter) error {
 // addAfter adds the flag -after.
 func addAfter(c *cli.Call) *cli.Place[saga.Address] {
 	p := &cli.Place[saga.Address]{}
-	c.Flags.Func("after", "continue a list after this instance; the last line of the list prints the value, which has scope, key and path", func(s string) (err error) {
+	c.Flags.Func("after", "continue a list after this instance; copy the value (scope, key and path) from the last line of the list", func(s string) (err error) {
 		quoted := strings.IndexByte(s, '"')
 		if quoted > 0 {
 			p.Name = strings.TrimSuffix(s[:quoted], ":")

@@ -16,7 +16,7 @@ import (
 
 // Commands returns the commands of the family.
 func Commands() []cli.Command {
-	return []cli.Command{{Words: "status", About: "print the state and the problems of all schemas of the databases", Run: showStatus}}
+	return []cli.Command{{Words: "status", About: "print the state and the problems of all schemas of sagamill in the databases", Run: showStatus}}
 }
 
 // A page is what the command shows.

@@ -32,7 +32,7 @@ func printAsyncAPI(_ context.Context, c *cli.Call) error {
 	})
 	opts := &topology.AsyncAPIOptions{}
 	c.Flags.StringVar(&opts.Title, "title", "", "title of the document; default: the names of the services")
-	c.Flags.StringVar(&opts.Version, "version", "", "version of the document; default: the version that all services have in common")
+	c.Flags.StringVar(&opts.Version, "version", "", "version of the document; default: the common version of all services; if their versions differ, unversioned")
 	if err := c.ParseFlags(); err != nil {
 		return err
 	}
