@@ -27,8 +27,8 @@ import (
 
 // A Config describes a service. Name and a database are required.
 type Config struct {
-	// Name is a part of the names of the service's queues, and matches [a-z][a-z0-9-]{0,30}. All processes of a
-	// service have the same Name. A service that changes its Name gets new, empty queues. Required.
+	// Name is the name of the service, and a part of the names of its queues; Name must match [a-z][a-z0-9-]{0,30}. All
+	// processes of a service have the same Name. A service that changes its Name gets new, empty queues. Required.
 	Name string
 	// Prefix is the beginning of the names of all exchanges and queues, such as "shop.". Services that exchange
 	// messages have the same Prefix. Default: none.
@@ -50,21 +50,20 @@ type Config struct {
 	// Default: none.
 	Codecs []outbox.Codec
 
-	// Emits lists, for [Service.Topology], the messages of HTTP handlers, of local steps and of saga.Definition.OnEnd;
-	// you need not list the commands of Sagas, or the messages that a Step lists in its own Emits. Only
-	// [Service.Topology] uses Emits. Default: none.
+	// Emits lists the messages that HTTP handlers, local steps and saga.Definition.OnEnd emit; do not list the commands of
+	// Sagas, or the messages that a Step lists in its own Emits. Only [Service.Topology] uses Emits. Default: none.
 	Emits []outbox.Output
 
 	// CloudEvents makes the service send CloudEvents, and read CloudEvents of other services. Default: the service neither
 	// sends nor reads CloudEvents.
 	CloudEvents *cloudevents.Options
 
-	// Migrations has the SQL files that create the service's own tables; the files are named 001_name.sql and so on;
-	// they are in the root of this file system, or in the only directory of the root. {{.schema}} in a file stands for
-	// Schema. Default: none.
+	// Migrations has the SQL files (001_name.sql and so on) that create the service's own tables; the files are in the
+	// root of this file system, or in the only directory of the root; in a file, {{.schema}} means the value of Schema.
+	// Default: none.
 	Migrations fs.FS
-	// MigrationsURL is a URL of the database without a pooler, because migrations need a session. Default: DatabaseURL, or
-	// the URL that the pool Database was made from.
+	// MigrationsURL is a URL that reaches the database without a pooler, because migrations need a session. Default:
+	// DatabaseURL, or the URL of the pool Database.
 	MigrationsURL string
 	// With NoMigrations, Run does not migrate the schema; Run only checks that the schema is at the newest version. Run
 	// returns an error if the schema is older. Default: Run applies migrations; if several processes start, one process
@@ -81,11 +80,11 @@ type Config struct {
 	// The options of the parts. The Service sets Schema, Wake, Tracer, Observer and Logger.
 
 	Consumer     consumer.Options           // options of the consumer that runs Steps
-	Orchestrator saga.Options               // options of the orchestrator of Sagas; Orchestrator.Consumer has the options of the consumer of replies
+	Orchestrator saga.Options               // options of the orchestrator that runs Sagas; the field Orchestrator.Consumer has the options of the consumer that receives replies
 	Relay        outbox.RelayOptions        // options of the relay that publishes the outbox
 	Idempotency  idemkey.Options            // options of the middleware of [Service.Idempotent]
 	Keys         idempg.Options             // options of the store of idempotency keys
-	Queues       rabbitmq.ConfigOptions     // options of RabbitMQ's queues; set Config.Prefix in place of Queues.Prefix
+	Queues       rabbitmq.ConfigOptions     // options of RabbitMQ's queues; leave Queues.Prefix empty, and set Config.Prefix
 	Publishing   rabbitmq.PublisherOptions  // options of the publisher to RabbitMQ
 	Subscription rabbitmq.SubscriberOptions // options of the subscriptions to RabbitMQ
 }

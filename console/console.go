@@ -58,17 +58,18 @@ type Options struct {
 	// page says that the console is read-only.
 	Authorize func(*http.Request) (Actor, Role, error)
 
-	// Redact returns the text that pages and exports show in place of a content; contents are payloads, headers, states
-	// of sagas, errors, stacks, and texts that a person has written. It gets each of them whole: a payload of more than
-	// 1 MiB is not shown then. Default: the whole content is shown. A search for a part of an error compares what is
-	// stored, whatever Redact returns.
+	// Redact returns the text that pages and exports show in place of a payload, a header, the state of a saga, an error,
+	// a stack, or a text that a person has written. It gets each of them whole: a payload of more than 1 MiB is not shown
+	// then. Default: the whole content is shown. A search for a part of an error compares what is stored, whatever Redact
+	// returns.
 	Redact func(Content) []byte
 
 	// TraceURL returns the http or https URL of a trace; pages about sagas and messages link to this URL. The id has 32
 	// hexadecimal digits. Default: no links.
 	TraceURL func(traceID string) string
 
-	// MaxContent is how many bytes of a payload, or of the state of a saga, a page shows at most. Default: 64 KiB.
+	// MaxContent is the largest number of bytes that a page shows of a payload, or of the state of a saga. Default: 64
+	// KiB.
 	MaxContent int
 
 	// ReadTimeout limits each SQL statement of a page; all statements of a page together may take four times
@@ -81,14 +82,13 @@ type Options struct {
 	// separates it better. Default: 4, and at least 2.
 	MaxConns int
 
-	// Secret is the key with which the console signs the tokens of forms, and the URLs of pages that show a change.
-	// Processes behind one address need the same one, of at least 32 bytes: then each shows what is left of a change
-	// that another one runs. Default: a random secret; after a restart, forms that were open are invalid.
+	// Secret is the key with which the console signs the tokens of forms, and the URLs of pages that show the progress of
+	// a change. Processes behind one address need the same one, of at least 32 bytes: then each shows what is left of a
+	// change that another one runs. Default: a random secret; after a restart, forms that were open are invalid.
 	Secret []byte
 
-	// Topology returns the descriptions of services for the topology page; a description is the JSON object that a
-	// service serves at /topology; the result has one object after the other, or JSON arrays of objects. Default: the
-	// topology page shows only what the database tables contain.
+	// Topology returns the JSON objects that services serve at /topology, one after the other or in JSON arrays; the
+	// topology page shows them. Default: the topology page shows only what the database tables contain.
 	Topology func(context.Context) ([]byte, error)
 
 	// Management is the access to RabbitMQ's management API; from this API the console reads how many messages the

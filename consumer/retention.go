@@ -46,7 +46,7 @@ const (
 type SweeperOptions struct {
 	Schema    string        // PostgreSQL schema of the inbox; default: sagamill
 	Retention time.Duration // time for which an inbox row is kept after its last change; default: 30 days, at least MinRetention
-	Interval  time.Duration // average pause between two passes; each pause is between 0.5 and 1.5 times Interval; default: 15 min
+	Interval  time.Duration // average pause between two passes of the sweeper; each pause is between 0.5 and 1.5 times Interval; default: 15 min
 
 	Observer SweepObserver // Observer is called after each pass, also after a failed pass; default: none
 	Logger   *slog.Logger  // Logger gets the errors of failed passes; default: slog.Default()

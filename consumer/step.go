@@ -34,7 +34,7 @@ const MaxTimeout = 24 * time.Hour
 // A Step is one participant's part in a saga. Within one [Consumer] a message
 // type on a topic belongs to one step.
 type Step struct {
-	Name         string // name of the step, which matches [a-z0-9][a-z0-9-]{0,62}; scope, key and Name identify the effect of the step, so never change Name; required
+	Name         string // name of the step, which must match [a-z0-9][a-z0-9-]{0,62}; scope, key and Name identify the effect of the step, so never change Name; required
 	Action       Input  // the message that starts the step; required
 	Compensation Input  // the message that undoes the step; this message has the same key as the message of Action; default: the step cannot be undone
 
@@ -43,25 +43,25 @@ type Step struct {
 	RetryCap    time.Duration // longest wait between any failed attempt and the next attempt; default: 5 min
 	Timeout     time.Duration // longest time for one run of a handler, or of one of the three functions of an [Effect] (call, verify and record); default: 30 s, at most MaxTimeout
 
-	// Settle is how long, after the call of an [Effect] has ended in this process, the other system may still be working
-	// on this call. Until then a not-found answer of an [Effect]'s verify is not trusted. Without verify it has no
+	// Settle is how long the other system may still be working on the call of an [Effect], after this call has ended in
+	// this process. Until then a not-found answer of an [Effect]'s verify is not trusted. Without verify it has no
 	// meaning; a step without an Effect cannot have it. Default: 1 min.
 	Settle time.Duration
 
 	// With AskFirst, the function verify of an [Effect] asks the other system before each call, also before the first
 	// call. It is for a database that may forget commits: one that is restored to an earlier time, or fails over to a
 	// standby that was behind. After that a message can arrive again, from the relay, the broker or the table parked,
-	// whose call was made and is forgotten. It costs a question for each call. A not-found answer is then trusted at
-	// once, except for a replayed message, for which verify is asked in any case: there after a lease and Settle. A
-	// step without a verify cannot have it. Default: the consumer trusts the inbox row, and does not ask before the
-	// first call.
+	// whose call was made and is forgotten. It costs a question for each call. A not-found answer is then trusted at once,
+	// except for a replayed message, for which verify is asked in any case: there after a lease and Settle. A step without
+	// a verify cannot have it. Default: if the inbox row shows no earlier call, the consumer trusts the row, and does not
+	// ask the other system.
 	AskFirst bool
 
-	// With CancelParked, a compensation cancels its action even if the message of the action is parked; a parked
-	// message is retrying or is a dead letter. Set it only if the handler has no effect outside its transaction: a
-	// failed attempt may have had one, which would then never be undone. So it cannot be set with an [Effect] for the
-	// action; a step that becomes one must drop it a release before. Default: the compensation waits for a retrying
-	// action, and becomes a dead letter if the action is a dead letter.
+	// With CancelParked, a compensation cancels its action even if the message of the action is retrying or is a dead
+	// letter. Set it only if the handler has no effect outside its transaction: a failed attempt may have had one, which
+	// would then never be undone. So it cannot be set with an [Effect] for the action; a step that becomes one must drop
+	// it a release before. Default: the compensation waits for a retrying action, and becomes a dead letter if the action
+	// is a dead letter.
 	CancelParked bool
 
 	// Single runs each message of the step in a transaction of its own, without other messages. Set it if the handler
@@ -70,10 +70,10 @@ type Step struct {
 	// attempts. A step with an [Effect] is always Single. Default: false.
 	Single bool
 
-	// Unhandled is called when a message of the step ends although its handler has not succeeded; the message is then a
-	// dead letter, or a compensation that found nothing to undo. A service that waits for the handler's answer can so
-	// learn that none comes. Unhandled runs in the transaction that records that end. The messages it emits are
-	// completed as in a handler, and published if and only if that transaction commits.
+	// Unhandled is called when a message of the step becomes a dead letter, and when a compensation finds nothing to undo.
+	// A service that waits for the handler's answer can so learn that none comes. Unhandled runs in the transaction that
+	// records that end. The messages it emits are completed as in a handler, and published if and only if that transaction
+	// commits.
 	//
 	// It must only emit, and must not block, because rows are locked. It is called again if the transaction is lost.
 	// It answers again for a dead letter that is redriven and dies again, and for another copy that dies. If it
@@ -88,8 +88,8 @@ type Step struct {
 	// are given the same Preparer are prepared together. Default: none.
 	Prepare *Preparer
 
-	// Emits lists, for the description of the service, the messages that the handlers emit, except replies to a saga: see
-	// package topology. A message that is not in the list is sent all the same, and is logged once. Default: the
+	// Emits lists the messages that the handlers emit, except replies to a saga; the description of the service shows this
+	// list: see package topology. A message that is not in the list is sent all the same, and is logged once. Default: the
 	// emitted messages are not described.
 	Emits []outbox.Output
 

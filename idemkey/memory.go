@@ -19,7 +19,7 @@ const DefaultMaxEntries = 100_000
 type MemoryOptions struct {
 	MaxEntries int // largest number of records; a full store removes expired records, and refuses new keys if no record has expired; default: 100,000
 
-	// MaxPerScope is the largest number of records of one scope of one namespace, so that one caller
+	// MaxPerScope is the largest number of records that one scope has in one namespace, so that one caller
 	// cannot fill the whole store. Default: MaxEntries.
 	MaxPerScope int
 }

@@ -42,38 +42,38 @@ type Options struct {
 	// printable UTF-8 with 500. Required unless SingleTenant.
 	Scope        func(*http.Request) (string, error)
 	SingleTenant bool // all callers share one scope; default: false
-	// With ScopeByRoute, the same key with another method or route counts as another key; the route is the pattern of
-	// the ServeMux that calls the middleware, or the path if there is no ServeMux. Default: the same key on another
-	// route is refused with MismatchStatus.
+	// With ScopeByRoute, a key that a client uses again with another method or route counts as another key; the route is
+	// the pattern of the ServeMux that calls the middleware, or the path if there is no ServeMux. Default: a request with
+	// the key of another route is refused with MismatchStatus.
 	ScopeByRoute bool
 
 	Methods []string                 // HTTP methods that the middleware covers; default: POST, PATCH
-	Skip    func(*http.Request) bool // Skip returns true for requests that the middleware does not cover; default: none
+	Skip    func(*http.Request) bool // Skip returns true for a request that the middleware passes to the handler without looking for a key; default: none
 
-	Key         KeyOptions         // Key says how clients send a key, and how the middleware answers an expired key
+	Key         KeyOptions         // Key says how clients send a key, and how the middleware answers a request with an expired key
 	Fingerprint FingerprintOptions // Fingerprint says which requests count as the same request
 	Limits      Limits             // Limits has the limits of times, of body sizes, of attempts, and of running handlers
-	Response    ResponseOptions    // Response says which parts of a response are stored, and how the middleware replays the response
+	Response    ResponseOptions    // Response says which parts of a response are stored, and how the middleware sends a stored response to a retry
 	Problems    ProblemOptions     // Problems says how the middleware answers a request that it refuses
 
-	Policy Policy // Policy decides, for a handler that gave no [Verdict], whether the transaction of the handler commits and whether its response is stored; default: DefaultPolicy
+	Policy Policy // Policy decides whether the handler's transaction commits and whether its response is stored, if the handler gave no [Verdict]; default: DefaultPolicy
 
-	// ExternalEffects says that handlers have effects that the store cannot roll back; if the owner of a run has
-	// vanished, a retry then gets 409 outcome-unknown. Default: if the owner of a run (the process that executes it) has
-	// vanished, a retry takes the run over, and the handler runs again.
+	// ExternalEffects says that handlers have effects that the store cannot roll back; if a process dies or hangs while it
+	// runs a handler, the retry then gets 409 outcome-unknown. Default: if a process dies or hangs while it runs a
+	// handler, the retry runs the handler again.
 	ExternalEffects bool
-	// Recover finds out the outcome of a run whose owner (the executing process) has vanished; setting Recover also
-	// switches ExternalEffects on. A response is kept and replayed; nil says that the run had no effect,
-	// and the request runs; an error is a 409 outcome-unknown. It must only look, may be called at the same time by two
-	// retries, and has half a lease's time. It is asked about vanished owners only: a run that panicked, timed out or
-	// answered 5xx has failed, and runs again without it (see [DownstreamKey]). Default: none.
+	// Recover finds out what a handler did before its process died or hung; setting Recover also switches ExternalEffects
+	// on. A response is kept and replayed; nil says that the run had no effect, and the request runs; an error is a 409
+	// outcome-unknown. It must only look, may be called at the same time by two retries, and has half a lease's time. It
+	// is asked about vanished owners only: a run that panicked, timed out or answered 5xx has failed, and runs again
+	// without it (see [DownstreamKey]). Default: none.
 	Recover func(r *http.Request, id Identity) (*Response, error)
-	// FailOpen runs the handler without protection when the store fails. Each
+	// While the store fails, FailOpen runs handlers without idempotency, so that a retry may run a handler again. Each
 	// such run is logged as an error, with [ResultFailOpen] in its Event. Default: if
 	// the store fails, the request gets 503.
 	FailOpen bool
-	// CancelOnDisconnect cancels the handler and rolls its transaction back when the client
-	// disconnects. Default: the handler finishes, and a retry gets the response.
+	// When the client disconnects, CancelOnDisconnect cancels the handler and rolls its transaction back. Default: the
+	// handler finishes, and a retry gets the response.
 	CancelOnDisconnect bool
 
 	Observer Observer     // Observer gets the [Event] of every request that the middleware covers; default: none
@@ -94,9 +94,9 @@ type KeyOptions struct {
 	StrictSyntax  bool               // refuse keys that are not in quotes; default: false
 	MinLen        int                // shortest key, in characters; default: 1
 	MaxLen        int                // longest key, in characters, at most 255; default: 255
-	Validate      func(string) error // Validate returns an error for a key that the middleware refuses; UUIDKeys is such a function; default: none
+	Validate      func(string) error // Validate returns an error for a key that the middleware must refuse; an example is UUIDKeys; default: none
 	Namespace     string             // namespace of the records in the store; the same scope and key in two namespaces are two records; default: http
-	RejectExpired bool               // a request with an expired key gets 410 until a sweep has removed the record of the key; default: an expired key counts as a new key
+	RejectExpired bool               // with RejectExpired, a request with an expired key gets 410 until a sweep has removed the record of the key; default: an expired key counts as a new key
 }
 
 // FingerprintOptions say which requests count as the same request: see [Fingerprint].
@@ -122,30 +122,30 @@ type KeyOptions struct {
 // settings made it, and a retry is compared by those. So settings that change stay in Versions for
 // a TTL: without them a retry is answered with [CodeFingerprintUnknown].
 type FingerprintOptions struct {
-	Secret         []byte   // secret key of the digest, such as 32 random bytes; without Secret, a dump of the store could reveal small request bodies; default: none
-	ExcludeFields  []string // paths of JSON members to ignore; default: none
-	IncludeFields  []string // paths of the JSON members to compare; other members are ignored; default: all members
+	Secret         []byte   // secret key for the fingerprints of requests, such as 32 random bytes; without Secret, a dump of the store could reveal small request bodies; default: none
+	ExcludeFields  []string // paths of the members of a JSON body that the middleware does not compare; default: none
+	IncludeFields  []string // paths of the members of a JSON body that the middleware compares; it ignores all other members; default: all members
 	IncludeHeaders []string // names of request headers that the middleware also compares; default: none
 	Raw            bool     // compare bodies byte by byte; default: the content type decides how bodies are compared
-	// Custom computes the fingerprint in place of the built-in digest. Its Alg must change whenever it does, and must
-	// not begin with "v1". Default: the digest v1.
+	// Custom computes the fingerprint of a request in place of the built-in digest. Its Alg must change whenever it does,
+	// and must not begin with "v1". Default: the digest v1.
 	Custom func(r *http.Request, body []byte) (Fingerprint, error)
 
-	// Versions lists earlier and later settings with which unexpired records were made, newest first; at most
+	// Versions lists the other FingerprintOptions with which processes have made unexpired records, newest first; at most
 	// [MaxFingerprintVersions] are allowed. Each has no Versions and is not Unlabelled; the empty one is the default.
 	// Nothing is inherited: each has all of its fields. Default: none.
 	Versions []FingerprintOptions
 
-	// Unlabelled stores "v1" as [Fingerprint].Alg, without the label that names the settings; set Unlabelled while
-	// older processes, which know no labels, run beside newer processes. It is refused with Custom. Default:
-	// false.
+	// With Unlabelled, the field Alg of a stored [Fingerprint] is "v1", without the label that names the
+	// FingerprintOptions; set Unlabelled while processes that know no labels use the same store. It is refused with
+	// Custom. Default: false.
 	Unlabelled bool
 }
 
 // Limits has the limits of times, of body sizes in bytes, of attempts, and of running handlers.
 type Limits struct {
-	TTL             time.Duration // time after which a record expires; at least as long as Lease and as ExecTimeout; default: 24 h
-	Lease           time.Duration // time from a claim, or from the last renewal of the claim, until a retry may take over the claim; if the store does not renew claims, Lease must be longer than ExecTimeout; idempg uses idempg.Options.Grace in place of Lease; default: 30 s
+	TTL             time.Duration // time after which a record expires; must be at least as long as Lease and as ExecTimeout; default: 24 h
+	Lease           time.Duration // a retry may run the handler if the claim of the earlier request has not been renewed for this time; must be longer than ExecTimeout if the store does not renew claims; the store idempg uses idempg.Options.Grace in place of Lease; default: 30 s
 	ExecTimeout     time.Duration // time after which the handler's context ends; a response that comes after this time is discarded; default: 25 s
 	StoreTimeout    time.Duration // longest time for claiming the key in the store, including waits for a connection; default: 5 s
 	CompleteTimeout time.Duration // longest time for storing the outcome of a request; default: 5 s
@@ -156,9 +156,9 @@ type Limits struct {
 	Wait time.Duration
 
 	MaxAttempts int // largest number of runs of the handler for one key; if the last of these runs fails too, the outcome of the request counts as unknown; default: no limit
-	// MaxInFlightPerScope is how many handlers may run at the same time for one scope in this process; one count
-	// covers all routes that have this limit. Over the limit a request is answered with 503, unless its record decides
-	// it. Default: no limit.
+	// MaxInFlightPerScope is how many handlers may run at the same time for one scope in this process; the handlers of all
+	// routes with this limit count together. Over the limit a request is answered with 503, unless its record decides it.
+	// Default: no limit.
 	MaxInFlightPerScope int
 
 	MaxRequestBody int64 // largest body of a request with a key; a request with a larger body gets 413; default: 1 MiB
@@ -168,26 +168,26 @@ type Limits struct {
 	// the fact that the request ran is kept. Default: 1 MiB.
 	MaxResponseBody int
 	// HardResponseLimit is the largest response body that the middleware keeps in memory; in place of a larger response,
-	// the client gets a problem with status 500 and code response-too-large, which is not retryable. A transactional
-	// store has rolled back and released the key. On other stores the handler's effects stand, so a retry gets 410,
-	// unless the verdict on the status lets it run again. Default: 16 MiB, at least MaxResponseBody.
+	// the client gets a problem with status 500 and the code response-too-large, which tells the client not to retry. A
+	// transactional store has rolled back and released the key. On other stores the handler's effects stand, so a retry
+	// gets 410, unless the verdict on the status lets it run again. Default: 16 MiB, at least MaxResponseBody.
 	HardResponseLimit int
 }
 
-// ResponseOptions say which parts of a response are stored, and how the middleware replays the response.
+// ResponseOptions say which parts of a response are stored, and how the middleware sends a stored response to a retry.
 type ResponseOptions struct {
-	KeepHeaders       []string // names of further response headers to store; Content-Type and some other headers are always stored; Header, Aliases and ReplayHeader are not allowed; default: none
-	ReplayHeader      string   // name of the header that has the value "true" in replays; default: Idempotent-Replayed
-	EmitReplayedFalse bool     // send ReplayHeader with the value "false" in first responses; default: first responses do not have this header
+	KeepHeaders       []string // names of further response headers to store; Content-Type and some other headers are always stored; do not list the headers that Header, Aliases and ReplayHeader name; default: none
+	ReplayHeader      string   // name of the header that has the value "true" in each stored response that a retry gets; default: Idempotent-Replayed
+	EmitReplayedFalse bool     // send ReplayHeader with the value "false" in responses that come from the handler; default: responses that come from the handler do not have the header ReplayHeader
 
 	NoStoreBody bool                               // store no response bodies; a retry then gets 410; default: false
-	Redact      func(r *http.Request, s *Response) // Redact changes the stored response, but not the response that is sent; default: none
+	Redact      func(r *http.Request, s *Response) // Redact changes the response before it is stored, but not the response that the client of the handler gets; default: none
 	Sealer      Sealer                             // Sealer encrypts stored bodies; default: none
-	// ReplayHook changes the response of a replay; an error of ReplayHook is answered like an error
-	// of a handler. Default: the stored bytes are replayed.
+	// ReplayHook changes a stored response before a retry gets it; an error of ReplayHook is answered like an error of a
+	// handler. Default: the retry gets the stored bytes.
 	ReplayHook func(r *http.Request, s *Response) error
-	// LocalReplays is how many responses this process keeps in memory, each for at most a minute;
-	// replays of these responses do not ask the store. Default: none.
+	// LocalReplays is how many stored responses this process also keeps in memory, each for at most a minute; the
+	// middleware sends these responses to retries without asking the store. Default: none.
 	LocalReplays int
 
 	// AllowStreaming sends a 2xx response to the client while the handler is still writing this response, so that Flush
@@ -208,9 +208,9 @@ type ProblemOptions struct {
 	InFlightStatus int                  // status for a key whose request is still running: 409, 423 or 429; default: 409
 	MismatchStatus int                  // status for a key that was used for a different request: 422, 409 or 400; default: 422
 
-	// UnknownFingerprintStatus is the status for a key that the middleware cannot compare, because [FingerprintOptions]
-	// have changed ([CodeFingerprintUnknown]): 409, 422 or 503. With 503 the
-	// problem asks the client to retry with the same key. Default: 409.
+	// UnknownFingerprintStatus is the status for a request that cannot be compared with the first request of its key,
+	// because [FingerprintOptions] have changed ([CodeFingerprintUnknown]): 409, 422 or 503. With 503 the problem asks the
+	// client to retry with the same key. Default: 409.
 	UnknownFingerprintStatus int
 
 	TypeBase string // beginning of the member "type" of a problem; the code of the problem follows; default: DocsURL followed by "#"; without a DocsURL, urn:idemkey:problem:

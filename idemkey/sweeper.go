@@ -25,9 +25,9 @@ const sweepRetry = time.Second
 
 // SweeperOptions configure a [Sweeper]. The zero value works.
 type SweeperOptions struct {
-	Interval time.Duration // average pause between two passes; each pause is between 0.5 and 1.5 times Interval; default: 5 min
+	Interval time.Duration // average pause between two passes of the sweeper; each pause is between 0.5 and 1.5 times Interval; default: 5 min
 	Batch    int           // largest number of records that one call of Store.Sweep removes; default: 1000
-	Budget   time.Duration // time from the start of a pass after which the pass begins no further batch; also the longest time of one batch; default: 30 s
+	Budget   time.Duration // a pass that has run for this time begins no further batch; Budget is also the longest time of one batch; default: 30 s
 
 	Observer SweepObserver // Observer is called after each batch that removed a record; default: none
 	Logger   *slog.Logger  // Logger gets the errors of failed batches; default: slog.Default()

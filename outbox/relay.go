@@ -27,16 +27,15 @@ import (
 type RelayOptions struct {
 	Schema string // PostgreSQL schema of the outbox; default: sagamill
 
-	// Window is the largest number of messages that the relay has read, but has not yet recorded as published in the
-	// database. When the relay is killed, at most Window messages are published again. After a message over which the
-	// broker's connection breaks, Window can grow to twice as many. Default: 2048, at most 100,000.
+	// Window is how many messages the relay may have read without having recorded in the database that they are published.
+	// When the relay is killed, at most Window messages are published again. After a message over which the broker's
+	// connection breaks, Window can grow to twice as many. Default: 2048, at most 100,000.
 	Window int
-	// WindowBytes limits the payload bytes of the messages in the Window, all together; the last of these messages may
+	// WindowBytes limits the sum of the payload bytes of the messages that Window counts; the last of these messages may
 	// exceed the limit. WindowBytes can grow to twice as much, as Window can. Default: 64 MiB; at least 1.
 	WindowBytes int
-	// Lanes is how many calls of the Publisher may run at the same time for one topic; each lane, a worker of the
-	// relay, makes calls for at most 64 topics at the same time. Messages of one ordering key are in one lane. Default:
-	// 4, at most 64.
+	// Lanes is the number of lanes of the relay; at the same time, one lane makes calls of the Publisher for at most 64
+	// topics, one call for each topic. Messages of one ordering key are in one lane. Default: 4, at most 64.
 	Lanes int
 	// Lease is the time after which another relay takes over from a relay that does not renew its
 	// lease. Default: 5 s; from 1 s to 1 h.
@@ -51,7 +50,7 @@ type RelayOptions struct {
 	PublishTimeout time.Duration // longest wait for the broker in one call of the Publisher; default: 30 s, at most 1 h
 	DrainTimeout   time.Duration // after the context of Run has ended, Run waits at most this time for messages that are still being published; default: 10 s
 
-	MaxAttempts int           // number of refusals by the broker after which a message is a dead letter; default: 20
+	MaxAttempts int           // number of refusals by the broker after which a message becomes a dead letter; default: 20
 	RetryBase   time.Duration // longest wait between the first refusal by the broker and the next attempt; default: 1 s
 	RetryCap    time.Duration // longest wait between any refusal by the broker and the next attempt; default: 5 min
 
@@ -68,7 +67,7 @@ type RelayOptions struct {
 	// [NoRetention], the relay empties a table of the outbox log when all its messages are published.
 	Retention time.Duration
 
-	// Observer is called after each call of the Publisher that contains a message with a trace: see package
+	// Observer is called after each call of the Publisher in which at least one message has a trace: see package
 	// telemetry. Default: none.
 	Observer PublishObserver
 

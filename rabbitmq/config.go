@@ -55,10 +55,10 @@ type ConfigOptions struct {
 	// binding that somebody deletes is not made again. Only the Publisher notices a missing
 	// binding: its messages are [ErrUnroutable]. Default: false.
 	Passive bool
-	// Dial connects to the broker at addr (host:port) in place of TCP, for example through a proxy; Dial has to return
-	// when ctx ends: after DialTimeout, when another address was faster, or when Close is called. TLS is on top of what
-	// it returns. It may be called by several goroutines at once. A Dial of Connection.AmqpConfig wins, and a Config
-	// whose TopologyBuilder is replaced loses this one. Default: TCP.
+	// Dial replaces the TCP connection to the broker at addr (host:port), for example by a connection through a proxy;
+	// Dial must return when ctx ends, such as after DialTimeout. The ctx also ends when another address was faster, or
+	// when Close is called. TLS is on top of what it returns. It may be called by several goroutines at once. A Dial of
+	// Connection.AmqpConfig wins, and a Config whose TopologyBuilder is replaced loses this one. Default: TCP.
 	Dial func(ctx context.Context, network, addr string) (net.Conn, error)
 }
 

@@ -45,8 +45,8 @@ type PublisherOptions struct {
 	// the Publisher goes to another broker of the Config: to each once, and then after each
 	// such round. Each topic has a separate timeout. Default: 30 s.
 	ConfirmTimeout time.Duration
-	// MaxPayload is the broker's max_message_size, in bytes; the Publisher refuses a larger message,
-	// after which the broker would close the channel. Default: 16 MiB, the default of RabbitMQ 4.
+	// MaxPayload is the broker's max_message_size, in bytes; the Publisher refuses a larger message, because the broker
+	// would close the channel. Default: 16 MiB, the default of RabbitMQ 4.
 	MaxPayload int
 	// UserID is the property user-id of each message. The broker refuses
 	// a message, as [ErrRejected], unless this is the user who is logged in on the

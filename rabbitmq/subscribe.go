@@ -38,8 +38,8 @@ type SubscriberOptions struct {
 	// these messages to its caller at the same time. The Config's Qos is not used: its usual value of 1 means one
 	// message at a time. Batches of a consumer are filled from these. Default: 256.
 	Prefetch int
-	// PrefetchBytes limits the payload bytes of all messages that one subscription has in this process; the last of
-	// these messages may exceed the limit. Prefetch counts messages: 256 of 8 MiB are 2 GiB.
+	// PrefetchBytes limits the sum of the payload bytes of the messages that one subscription holds in this process; the
+	// last of these messages may exceed the limit. Prefetch counts messages: 256 of 8 MiB are 2 GiB.
 	//
 	// The broker has no such limit. At the bound, messages that are not in hand go back to the
 	// broker, and the subscription is renewed with a smaller Prefetch: PrefetchBytes divided by

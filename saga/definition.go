@@ -16,11 +16,12 @@ import (
 // ErrInvalid reports a definition that cannot work.
 var ErrInvalid = machine.ErrInvalid
 
-// A Step is a part of a saga with a state of type S: either one action in Do, or several steps in All or Seq.
+// A Step is a part of a saga whose state has the type S; the Step has either one action (Do), or several steps (All or
+// Seq).
 type Step[S any] struct {
-	Name string // name of the step, which matches [a-z0-9][a-z0-9-]{0,62} and is unique in the definition; required
+	Name string // name of the step, which must match [a-z0-9][a-z0-9-]{0,62} and be unique in the definition; required
 
-	Do   Action[S] // the action: [Remote], [Local] or [Nested]; required, unless the step has All or Seq
+	Do   Action[S] // the action, which is a [Remote], a [Local] or a [Nested]; required, unless the step has All or Seq
 	Undo Action[S] // the compensation, a [Remote] if Do is a Remote, and a [Local] if Do is a Local; default: none. A nested saga undoes itself.
 
 	All []Step[S] // steps that begin at the same time; All is done when each of its steps is done; default: none
@@ -30,8 +31,8 @@ type Step[S any] struct {
 	// attempts or more. Default: false.
 	Pivot bool
 
-	// When returns whether the step runs; if When returns false, the step is skipped. It is called when the step's turn
-	// comes, and must not change the state. Default: always.
+	// When decides whether the step runs: if When returns false, the saga skips the step. It is called when the step's
+	// turn comes, and must not change the state. Default: always.
 	When func(s *S) bool
 
 	// Deadline is the longest wait for the reply to the command of the step. Allow for the queue, for the participant's
@@ -45,7 +46,7 @@ type Step[S any] struct {
 	// command with its own number. For a Local, Retry limits the attempts after errors. Default: one attempt; if Do is
 	// a Local, 10 attempts.
 	Retry Retry
-	// UndoRetry limits the attempts of an Undo that is a [Local] and returns errors. A participant has its own attempts,
+	// If Undo is a [Local], UndoRetry limits the attempts after errors. A participant has its own attempts,
 	// so UndoRetry is an error there. Default: 10 attempts.
 	UndoRetry Retry
 }

@@ -26,16 +26,16 @@ const (
 
 // Options configure a [Store]. The zero value works.
 type Options struct {
-	Prefix string // prefix of every lock in Redis: visible ASCII characters, no braces; default: idemlock:
+	Prefix string // prefix of the key of every lock in Redis: visible ASCII characters, no braces; default: idemlock:
 
 	// CallTimeout is the longest time for one call of Redis, including connecting and repetitions.
 	// A request waits for two: it takes the lock and frees it. Default: 50 ms, and
 	// 500 ms with RequireLock.
 	CallTimeout time.Duration
 
-	// RequireLock refuses requests while Redis does not answer; set RequireLock if duplicate requests
-	// would overload PostgreSQL. Each request asks Redis then, also after a failure. Default: PostgreSQL
-	// decides alone while Redis does not answer.
+	// RequireLock refuses requests while Redis does not answer; set RequireLock if duplicate requests would overload
+	// PostgreSQL. Each request asks Redis then, also after a failure. Default: while Redis does not answer, PostgreSQL
+	// alone decides which requests may run.
 	RequireLock bool
 
 	Logger *slog.Logger // Logger gets a message when Redis stops answering, and when Redis answers again; default: slog.Default()

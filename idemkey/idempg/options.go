@@ -64,7 +64,7 @@ const (
 // Options configure a [Store]. The zero value works.
 type Options struct {
 	Schema    string         // PostgreSQL schema of the table; default: sagamill
-	Isolation pgx.TxIsoLevel // isolation level of the handler's transaction; default: the isolation level of the database; with ClaimInline, READ COMMITTED
+	Isolation pgx.TxIsoLevel // isolation level of the handler's transaction; default: the default isolation level of the database; with ClaimInline, READ COMMITTED
 	ClaimMode ClaimMode      // how the store prevents two simultaneous runs of the same request; default: ClaimLeased
 
 	// MaxInFlight is how many handlers may run at once, each on one connection.
@@ -72,18 +72,19 @@ type Options struct {
 	MaxInFlight    int
 	AcquireTimeout time.Duration // longest wait of a request while MaxInFlight handlers are running; also the longest wait for a connection; default: 2 s
 
-	// Grace is how long a claim is valid while its row is not locked; the store locks the row at the handler's first
-	// statement, or after a quarter of Grace. If the owner dies before that, retries wait for Grace. Default: 10 s.
+	// Grace is the time after which a retry may take over a claim whose row is not locked; the store locks the row at the
+	// handler's first statement, or after a quarter of Grace. If the owner dies before that, retries wait for Grace.
+	// Default: 10 s.
 	Grace         time.Duration
 	LookupTimeout time.Duration // longest time for finding out whether a transaction has committed, if the reply to COMMIT was lost; default: 2 s
-	IdleMargin    time.Duration // time that is added to ExecTimeout; PostgreSQL ends a transaction that is idle for longer than ExecTimeout and IdleMargin together; default: 5 s
+	IdleMargin    time.Duration // PostgreSQL ends the transaction of a handler if it is idle for longer than the sum of ExecTimeout and IdleMargin; default: 5 s
 
 	// ConnectionCheck is how often PostgreSQL checks, while it runs a statement, whether this process is still
 	// connected. A server on Windows, or a PostgreSQL 14 that is not on Linux, cannot check: each request then fails
 	// until the option is negative, which means never. Default: 1 s, in whole milliseconds.
 	ConnectionCheck time.Duration
 
-	// MaxPerScope is how many unexpired records one scope of one namespace may have. Over it new keys
+	// MaxPerScope is how many unexpired records one scope may have in one namespace. Over it new keys
 	// are refused with [idemkey.ErrCapacity], and stored ones still replayed. Under ClaimInline, requests
 	// that run at the same time may exceed it by their number. Default: no quota.
 	MaxPerScope int

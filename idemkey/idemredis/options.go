@@ -32,8 +32,8 @@ type Options struct {
 	Prefix      string        // prefix of every key in Redis: visible ASCII characters, no braces; default: idemkey:
 	CallTimeout time.Duration // longest time for one call of Redis, including its repetitions; default: 500 ms
 
-	// If the middleware has the option RejectExpired, KeepExpired is how long Redis keeps an expired record, so that the
-	// middleware can refuse the key of this record. Default: 24 h.
+	// KeepExpired is how long Redis keeps expired records if the middleware has the option RejectExpired, so that the
+	// middleware can refuse their keys. Default: 24 h.
 	KeepExpired time.Duration
 
 	// If Redis may evict records, [Store.Check] returns [ErrEviction]; with AllowEviction, Check only logs a warning.
