@@ -81,7 +81,7 @@ type Database struct {
 // one.
 func (c *Call) AddOperatorFlag() {
 	c.operators = &urlList{}
-	c.Flags.Var(c.operators, "operator-database", "URL that the command uses only for changes, with a database role that may make changes; for several databases, repeat the flag with NAME=URL; default: the URL of -database")
+	c.Flags.Var(c.operators, "operator-database", "URL of the database with a role that may make changes; the console uses this URL only for changes; for several databases, repeat the flag with NAME=URL; default: the URL of -database")
 }
 
 // OpenDatabases returns the databases of the command line. The pools connect when they are first used. The caller

@@ -51,7 +51,7 @@ func CheckLimit(limit int) error {
 // AddAfterID adds the flag -after of a list that goes by ids.
 func (c *Call) AddAfterID() *Place[int64] {
 	p := &Place[int64]{}
-	c.Flags.Func("after", "continue a list: print only entries with larger ids than this id; for several schemas, give SCHEMA:ID", func(s string) (err error) {
+	c.Flags.Func("after", "print only entries whose ids are larger than this id, to continue a list; with several schemas, write SCHEMA:ID", func(s string) (err error) {
 		id := s
 		if i := strings.LastIndexByte(s, ':'); i >= 0 {
 			p.Name, id = s[:i], s[i+1:]

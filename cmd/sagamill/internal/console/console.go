@@ -29,7 +29,7 @@ var roles = map[string]console.Role{"viewer": console.RoleViewer, "operator": co
 func serveConsole(ctx context.Context, c *cli.Call) error {
 	c.TakeSeveral(cli.EverySchema)
 	listen := c.Flags.String("listen", "127.0.0.1:0", "address that the console listens on; default: a free port of 127.0.0.1")
-	roleName := c.Flags.String("role", "viewer", "role of everybody who has the printed URL: viewer, operator or admin; default: viewer")
+	roleName := c.Flags.String("role", "viewer", "role of everybody who opens the URL that the command prints: viewer, operator or admin; default: viewer")
 	by := c.Flags.String("by", cli.FindUserName(), "name of the person who makes the changes; the journal shows this name; default: the user who runs the command")
 	c.AddOperatorFlag()
 	known := addServiceFlags(c)

@@ -44,8 +44,8 @@ func deadPlan(ctx context.Context, c *cli.Call) error {
 	c.TakeSeveral(cli.DefaultSchema)
 	pick := addFilter(c)
 	asJSON := c.Flags.Bool("json", false, "print JSON, one object per line")
-	force := c.Flags.Bool("force", false, "print what a redrive with -force would do")
-	all := c.Flags.Bool("all", false, "plan for all messages that match the filter flags; at least one filter flag is required, as for dead redrive -all")
+	force := c.Flags.Bool("force", false, "print what sagamill dead redrive -force would do")
+	all := c.Flags.Bool("all", false, "refuse to run without a filter flag, as sagamill dead redrive -all does")
 	limit := c.Flags.Int("limit", cli.DefaultLimit, fmt.Sprintf("largest number of messages to print; the totals at the end include all messages; default: %d", cli.DefaultLimit))
 	if err := c.ParseDatabaseFlags(); err != nil {
 		return err
@@ -107,7 +107,7 @@ func printPlan(ctx context.Context, c *cli.Call, t *cli.Target, d *operator.Dead
 func deadRedrive(ctx context.Context, c *cli.Call) error {
 	change := addChange(c)
 	rate := c.AddRateFlag("messages")
-	force := c.Flags.Bool("force", false, "redrive also actions of ended sagas, and old messages whose step may have run already; the inbox row that would show this run may have been removed")
+	force := c.Flags.Bool("force", false, "redrive also actions of ended sagas, and messages so old that the inbox row of their step may have been removed; the step of an old message may then run a second time")
 	if err := c.ParseDatabaseFlags(); err != nil {
 		return err
 	}

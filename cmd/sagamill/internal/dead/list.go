@@ -21,13 +21,13 @@ import (
 func Commands() []cli.Command {
 	return []cli.Command{
 		{Words: "dead list", About: "list dead letters: messages that a step could not handle or read; with -state retrying, list retrying messages", Run: deadList},
-		{Words: "dead show", About: "print all details of the dead letters that you list with -id", Run: deadShow},
+		{Words: "dead show", About: "print all details of the dead letters whose ids you give with -id", Run: deadShow},
 		{Words: "dead plan", About: "print what a redrive would do with the dead letters that match the filter flags", Run: deadPlan},
 		{Words: "dead redrive", About: "let the steps of dead letters run again; choose the dead letters with -id, or with -all and filter flags", Run: deadRedrive},
 		{Words: "dead edit", About: "change the payload and the headers of one dead letter, which you choose with -id", Run: deadEdit},
 		{Words: "dead discard", About: "remove dead letters for good; choose them with -id, or with -all and filter flags", Run: deadDiscard},
 		{Words: "dead retry", About: "end the pause of retrying messages, so that their steps run again now; choose the messages with -id, or with -all and filter flags", Run: deadRetry},
-		{Words: "dead bury", About: "turn retrying messages into dead letters now; list the messages with -id", Run: deadBury},
+		{Words: "dead bury", About: "turn retrying messages into dead letters now; give the ids of the messages with -id", Run: deadBury},
 	}
 }
 
@@ -41,16 +41,16 @@ type parkedFlags struct {
 func addFilter(c *cli.Call) *parkedFlags {
 	p := &parkedFlags{names: []string{"step", "kind", "reason", "error", "scope", "key", "topic", "message", "older", "newer"}}
 	f := &p.filter
-	c.Flags.Var((*cli.IDList)(&f.IDs), "id", "only messages with this id; several ids are separated by commas")
+	c.Flags.Var((*cli.IDList)(&f.IDs), "id", "only messages with these ids, separated by commas")
 	c.Flags.StringVar(&f.Step, "step", "", "only messages of this step")
-	c.Flags.StringVar(&f.Kind, "kind", "", "only messages of this kind: action, compensation, or unknown for messages that could not be read")
+	c.Flags.StringVar(&f.Kind, "kind", "", "only messages of this kind: action, compensation or unknown; a message that could not be read has the kind unknown")
 	c.Flags.Func("reason", "only messages with this reason, such as attempts-exhausted", func(s string) error {
 		f.Reason = consumer.Reason(s)
 		return checkReason(f.Reason)
 	})
 	c.Flags.StringVar(&f.Error, "error", "", "only messages whose error contains this text")
 	c.Flags.StringVar(&f.Scope, "scope", "", "only messages of this scope")
-	c.Flags.StringVar(&f.Key, "key", "", "only messages with this idempotency key, of all steps")
+	c.Flags.StringVar(&f.Key, "key", "", "only messages with this idempotency key; messages of all steps match")
 	c.Flags.StringVar(&f.Topic, "topic", "", "only messages of this topic")
 	c.Flags.StringVar(&f.MessageID, "message", "", "only the message with this message id")
 	c.Flags.Var((*cli.Age)(&f.Older), "older", "only messages whose last failure was at least this long ago, such as 90m or 72h")

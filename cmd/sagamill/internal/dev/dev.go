@@ -21,8 +21,8 @@ import (
 // Commands returns the commands of the family.
 func Commands() []cli.Command {
 	return []cli.Command{
-		{Words: "init", About: "write a new service into the new directory NAME", Run: initService, NoDatabase: true},
-		{Words: "dev", About: "find or start PostgreSQL and RabbitMQ; with a COMMAND, keep these servers running while the COMMAND runs; without a COMMAND, print the URLs of the servers and keep them running until Ctrl-C", Run: runServers, NoDatabase: true},
+		{Words: "init", About: "create the directory NAME, and write a new service into it", Run: initService, NoDatabase: true},
+		{Words: "dev", About: "find or start PostgreSQL and RabbitMQ; with a COMMAND, run the COMMAND, and keep both servers running until it ends; without a COMMAND, print the URLs of both servers, and keep them running until Ctrl-C", Run: runServers, NoDatabase: true},
 	}
 }
 
@@ -35,7 +35,7 @@ const stopPatience = time.Minute
 // runServers finds or starts the servers and migrates the schemas. Then it waits for Ctrl-C, or runs a command that has
 // the servers' URLs in its environment.
 func runServers(ctx context.Context, c *cli.Call) (err error) {
-	schemas := c.Flags.String("migrate", "", "create or update the tables of these schemas, separated by commas; a service that uses the package sagamill does this itself; default: none")
+	schemas := c.Flags.String("migrate", "", "names of schemas, separated by commas, whose tables sagamill dev creates or updates; not needed for services that use the package sagamill, because they create their tables themselves; default: none")
 	if err := parseCommandLine(c); err != nil {
 		return err
 	}

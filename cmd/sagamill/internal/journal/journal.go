@@ -24,7 +24,7 @@ func readJournal(ctx context.Context, c *cli.Call) error {
 	var since time.Time
 	c.Flags.TextVar(&since, "since", time.Time{}, "list only entries since this time, such as 2026-01-31T12:00:00Z; default: all entries")
 	before, limit := cli.Positions{}, c.AddLimitFlag()
-	c.Flags.Var(before, "before", "continue a list: print only entries with smaller ids than this id; for several schemas, give SCHEMA:ID,…; default: begin with the newest entry")
+	c.Flags.Var(before, "before", "print only entries whose ids are smaller than this id, to continue a list; with several schemas, write SCHEMA:ID,…; default: begin with the newest entry")
 	asJSON := c.Flags.Bool("json", false, "print JSON, one object per line; each object is one entry of the journal, with the ids of all messages of this entry")
 	if err := c.ParseDatabaseFlags(); err != nil {
 		return err

@@ -19,16 +19,16 @@ func Commands() []cli.Command {
 	return []cli.Command{
 		{Words: "migrate up", About: "create or update the tables", Run: migrateUp},
 		{Words: "migrate print", About: "print the SQL of the tables, for people who apply this SQL themselves", Run: migratePrint},
-		{Words: "migrate roles", About: "print SQL that creates a database role for each kind of process, with the privileges that such a process needs", Run: migrateRoles},
+		{Words: "migrate roles", About: "print SQL that creates a database role for each kind of process, with the privileges that this kind of process needs", Run: migrateRoles},
 		{Words: "migrate version", About: "print how many migrations have been applied to the schema, and which of these parts the schema has: idempotency, outbox, inbox, saga", Run: migrateVersion},
-		{Words: "migrate down", About: "revert the schema to the version that -to gives; version 0 removes every table", Run: migrateDown},
+		{Words: "migrate down", About: "revert the schema to the version in -to; with -to 0, remove every table", Run: migrateDown},
 	}
 }
 
 // onlyParts adds the flag -only. The function that it returns returns the parts after the flags are
 // parsed.
 func onlyParts(c *cli.Call) func() []migrations.Part {
-	names := c.Flags.String("only", "", "only these parts, separated by commas: idempotency, outbox, inbox, saga; saga includes outbox and inbox; default: all parts")
+	names := c.Flags.String("only", "", "only the tables of these parts, separated by commas: idempotency, outbox, inbox, saga; the part saga includes outbox and inbox; default: all parts")
 	return func() (parts []migrations.Part) {
 		for name := range strings.SplitSeq(*names, ",") {
 			if name = strings.TrimSpace(name); name != "" {

@@ -21,14 +21,14 @@ func addFilter(c *cli.Call) *letterFlags {
 	c.Flags.StringVar(&f.MessageID, "message", "", "only the message with this message id")
 	c.Flags.StringVar(&f.Topic, "topic", "", "only messages of this topic")
 	c.Flags.StringVar(&f.Scope, "scope", "", "only messages of this scope")
-	c.Flags.StringVar(&f.Key, "key", "", "only messages with this idempotency key, of all steps")
+	c.Flags.StringVar(&f.Key, "key", "", "only messages with this idempotency key; messages of all steps match")
 	c.Flags.StringVar(&f.Error, "reason", "", "only messages whose reason contains this text")
 	c.Flags.Var((*cli.Age)(&f.Older), "older", "only messages whose last refusal was at least this long ago, such as 90m or 72h")
 	return l
 }
 
 func addIDs(c *cli.Call, l *letterFlags) {
-	c.Flags.Var((*cli.IDList)(&l.filter.IDs), "id", "only messages with this id; several ids are separated by commas")
+	c.Flags.Var((*cli.IDList)(&l.filter.IDs), "id", "only messages with these ids, separated by commas")
 }
 
 // isGiven reports whether one of the filter's flags was on c's command line.

@@ -18,11 +18,11 @@ func Commands() []cli.Command {
 	return []cli.Command{
 		{Words: "outbox status", About: "print how many messages are unpublished, and which relay is active; the command reads only the database, and does not connect to the broker", Run: outboxStatus},
 		{Words: "outbox dead list", About: "list the dead letters of the outbox: messages that the broker refused until their attempts were used up", Run: outboxDeadList},
-		{Words: "outbox dead show", About: "print all details of the dead letters that you list with -id", Run: outboxDeadShow},
-		{Words: "outbox dead redrive", About: "publish dead letters again; choose them with -id, or with -all and filter flags", Run: outboxDeadRedrive},
-		{Words: "outbox dead discard", About: "remove dead letters for good; choose them with -id, or with -all and filter flags", Run: outboxDeadDiscard},
+		{Words: "outbox dead show", About: "print all details of the dead letters whose ids you give with -id", Run: outboxDeadShow},
+		{Words: "outbox dead redrive", About: "publish dead letters of the outbox again; choose them with -id, or with -all and filter flags", Run: outboxDeadRedrive},
+		{Words: "outbox dead discard", About: "remove dead letters of the outbox for good; choose them with -id, or with -all and filter flags", Run: outboxDeadDiscard},
 		{Words: "outbox refused list", About: "list messages that the broker has refused and that the relay will try again", Run: outboxRefusedList},
-		{Words: "outbox refused release", About: "turn refused messages into dead letters now, and let the relay publish the messages that wait behind them; list the refused messages with -id", Run: outboxRefusedRelease},
+		{Words: "outbox refused release", About: "turn refused messages into dead letters now, so that the relay publishes the messages that wait behind them; give the ids of the refused messages with -id", Run: outboxRefusedRelease},
 	}
 }
 

@@ -130,7 +130,7 @@ func parseReplay(c *cli.Call) (*replayCall, error) {
 	c.Flags.StringVar(&r.filter.Scope, "scope", "", "scope of the key; required if several scopes have this key")
 	c.Flags.TextVar(&r.filter.Since, "since", time.Time{}, "only messages that were written at this time or later, such as 2026-01-31T12:00:00Z")
 	c.Flags.TextVar(&r.filter.Until, "until", time.Time{}, "only messages that were written before this time")
-	c.Flags.Var(r.after, "after", "continue an interrupted replay after the ids SCHEMA:ID,… that this replay has printed; not allowed with -key")
+	c.Flags.Var(r.after, "after", "continue an interrupted replay: copy the value SCHEMA:ID,… that the interrupted replay has printed; not allowed with -key")
 	c.Flags.BoolVar(&r.asJSON, "json", false, "print JSON, one object per line")
 	if err := c.ParseDatabaseFlags(); err != nil {
 		return nil, err

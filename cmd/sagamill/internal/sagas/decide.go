@@ -32,7 +32,7 @@ func decideStep(verb operator.Verb) func(context.Context, *cli.Call) error {
 	return func(ctx context.Context, c *cli.Call) error {
 		c.TakeSeveral(cli.EverySchema)
 		c.MarkChange()
-		c.Flags.Lookup("schema").Usage = "names of the schemas, separated by commas; default: the schema that has the KEY (with -all: " + migrations.DefaultSchema + ")"
+		c.Flags.Lookup("schema").Usage = "names of the schemas, separated by commas; default: the schema that has the KEY; with -all, the schema " + migrations.DefaultSchema
 		d := &decideCall{decision: operator.Decision{Verb: verb}, Consent: c.AddConsentFlags(), rate: c.AddRateFlag("instances")}
 		c.Flags.BoolVar(&d.asJSON, "json", false, "print the changed instance as JSON; with -all, print how many instances were changed, as JSON")
 		c.Flags.StringVar(&d.decision.By, "by", cli.FindUserName(), "name of the person who decides; default: the user who runs the command")

@@ -19,14 +19,14 @@ import (
 func Commands() []cli.Command {
 	return []cli.Command{
 		{Words: "saga list", About: "list instances of orchestrated sagas, by default the instances that have not ended; for other instances, use -status", Run: sagaList},
-		{Words: "saga show", About: "print the timeline of the instance of a KEY, and the steps that a cancellation would undo", Run: sagaShow},
-		{Words: "saga pause", About: "pause the instance of a KEY; during the pause, no step begins, no step is undone, and no deadline takes effect", Run: decideStep(operator.VerbPause)},
-		{Words: "saga resume", About: "continue the paused instance of a KEY", Run: decideStep(operator.VerbResume)},
-		{Words: "saga cancel", About: "compensate the instance of a KEY, without waiting for running steps; the command is refused after the pivot has been sent", Run: decideStep(operator.VerbCancel)},
-		{Words: "saga compensate", About: "go back to the step that you name with -to: undo the later steps, then pause the instance", Run: decideStep(operator.VerbCompensateTo)},
-		{Words: "saga skip", About: "treat the step that you name with -step as done, with -result as its result; if this step is being undone, treat the step as undone", Run: decideStep(operator.VerbSkip)},
+		{Words: "saga show", About: "print the timeline of the instance with the key KEY, and the steps that a cancellation would undo", Run: sagaShow},
+		{Words: "saga pause", About: "pause the instance with the key KEY; during the pause, no step begins, no step is undone, and no deadline takes effect", Run: decideStep(operator.VerbPause)},
+		{Words: "saga resume", About: "continue the paused instance with the key KEY", Run: decideStep(operator.VerbResume)},
+		{Words: "saga cancel", About: "compensate the instance with the key KEY, without waiting for running steps; sagamill refuses this after the command of the pivot has been sent", Run: decideStep(operator.VerbCancel)},
+		{Words: "saga compensate", About: "take an instance back to the step that you name with -to: undo the later steps, then pause the instance", Run: decideStep(operator.VerbCompensateTo)},
+		{Words: "saga skip", About: "treat the step that you name with -step as done, with the result that you give with -result; treat a step that is being undone as undone", Run: decideStep(operator.VerbSkip)},
 		{Words: "saga reject", About: "treat the step that you name with -step as a step that had no effect; the saga then compensates", Run: decideStep(operator.VerbReject)},
-		{Words: "saga retry", About: "try steps again now: the step that you name with -step; without -step, all steps that are stuck or that wait for a retry", Run: decideStep(operator.VerbRetry)},
+		{Words: "saga retry", About: "try the step that you name with -step again now; without -step, try all steps again that are stuck or that wait for a retry", Run: decideStep(operator.VerbRetry)},
 		{Words: "saga check", About: "print which versions of sagas have live instances, and which of these versions a binary cannot finish; describe the binary with -manifest", Run: sagaCheck},
 	}
 }
@@ -44,7 +44,7 @@ func addFilter(c *cli.Call, f *operator.InstanceFilter) {
 	c.Flags.Var((*cli.Age)(&f.Older), "older", "only instances that started at least this long ago, such as 90m or 72h")
 	c.Flags.Var((*cli.Age)(&f.Silent), "silent", "only instances that have not changed for this long, such as 90m or 72h")
 	f.Live = true
-	c.Flags.Func("status", "only instances with this status: running, compensating, paused, stuck, completed or compensated; the value all means any status; default: instances that have not ended", func(s string) error {
+	c.Flags.Func("status", "only instances with this status: running, compensating, paused, stuck, completed, compensated, or all for any status; default: instances that have not ended", func(s string) error {
 		f.Status, f.Live = saga.Status(s), false
 		if s == "all" {
 			f.Status = ""
@@ -66,7 +66,7 @@ func checkFilter(c *cli.Call, f *operator.InstanceFilter) error {
 // addAfter adds the flag -after.
 func addAfter(c *cli.Call) *cli.Place[saga.Address] {
 	p := &cli.Place[saga.Address]{}
-	c.Flags.Func("after", "continue a list after this instance; copy the value (scope, key and path) from the last line of the list", func(s string) (err error) {
+	c.Flags.Func("after", "print only instances after this instance, to continue a list; copy the value (scope, key and path) from the last line of the earlier list", func(s string) (err error) {
 		quoted := strings.IndexByte(s, '"')
 		if quoted > 0 {
 			p.Name = strings.TrimSuffix(s[:quoted], ":")
@@ -84,7 +84,7 @@ func sagaList(ctx context.Context, c *cli.Call) error {
 	addFilter(c, &filter)
 	c.Flags.StringVar(&filter.Scope, "scope", "", "only instances of this scope")
 	c.Flags.StringVar(&filter.Key, "key", "", "only instances with this idempotency key")
-	c.Flags.Var((*cli.Age)(&filter.Ended), "ended", "only instances that ended at most this long ago, such as 1h; without -status, the list has completed and compensated instances")
+	c.Flags.Var((*cli.Age)(&filter.Ended), "ended", "only instances that ended at most this long ago, such as 1h; without -status, the list shows completed and compensated instances")
 	asJSON := c.Flags.Bool("json", false, "print JSON, one object per line")
 	limit, after := c.AddLimitFlag(), addAfter(c)
 	if err := c.ParseDatabaseFlags(); err != nil {

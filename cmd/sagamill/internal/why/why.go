@@ -11,7 +11,7 @@ import (
 
 // Commands returns the commands of the family.
 func Commands() []cli.Command {
-	return []cli.Command{{Words: "why", About: "print where the saga of a KEY is waiting; the command looks at all services that have a schema in the database", Run: explainSaga}}
+	return []cli.Command{{Words: "why", About: "print where the saga with the key KEY is waiting; the command looks at all services that have a schema in the database", Run: explainSaga}}
 }
 
 func explainSaga(ctx context.Context, c *cli.Call) error {
