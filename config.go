@@ -50,20 +50,21 @@ type Config struct {
 	// Default: none.
 	Codecs []outbox.Codec
 
-	// Emits lists the messages that HTTP handlers, local steps and saga.Definition.OnEnd emit; do not list the commands of
-	// Sagas, or the messages that a Step lists in its own Emits. Only [Service.Topology] uses Emits. Default: none.
+	// Emits lists the messages that HTTP handlers, local steps and saga.Definition.OnEnd emit; do not list the commands
+	// that orchestrated sagas send, or the messages that a Step lists in its own Emits. Only [Service.Topology] uses
+	// Emits. Default: none.
 	Emits []outbox.Output
 
 	// CloudEvents makes the service send CloudEvents, and read CloudEvents of other services. Default: the service neither
 	// sends nor reads CloudEvents.
 	CloudEvents *cloudevents.Options
 
-	// Migrations has the SQL files (001_name.sql and so on) that create the service's own tables; the files are in the
-	// root of this file system, or in the only directory of the root; in a file, {{.schema}} means the value of Schema.
-	// Default: none.
+	// Migrations is a file system whose SQL files (001_name.sql and so on) create the service's own tables; in a file,
+	// {{.schema}} means the value of Schema. The files are in the root of this file system, or in the only directory of
+	// the root. Default: none.
 	Migrations fs.FS
 	// MigrationsURL is a URL that reaches the database without a pooler, because migrations need a session. Default:
-	// DatabaseURL, or the URL of the pool Database.
+	// DatabaseURL; without DatabaseURL, the URL of the pool Database.
 	MigrationsURL string
 	// With NoMigrations, Run does not migrate the schema; Run only checks that the schema is at the newest version. Run
 	// returns an error if the schema is older. Default: Run applies migrations; if several processes start, one process

@@ -25,7 +25,7 @@ type Options struct {
 	Lanes         int           // number of transactions that run at the same time, each on one connection; at most half of these transactions may handle batches; default: 8, at most 1,024
 	BatchSize     int           // largest number of messages in one transaction; 1 means no batches; default: 64, at most 512
 	BatchBytes    int           // largest sum of payload bytes in one transaction; a message with more bytes runs alone; default: 64 MiB, at most 1 GiB
-	BatchTime     time.Duration // after this time, the transaction of a batch takes no further message; default: 50 ms
+	BatchTime     time.Duration // a transaction that has run for this time takes no further message of its batch; default: 50 ms
 	ParkedWorkers int           // number of parked messages whose handlers run at the same time; default: 4, at most 1,024
 	ParkedPoll    time.Duration // longest pause between two searches for messages that other processes have parked; default: 2 s
 	DrainTimeout  time.Duration // after the context of Run has ended, Run waits at most this time for messages that are still being handled; default: 30 s
@@ -53,9 +53,9 @@ type Options struct {
 	// goroutines call it. Default: messages have no envelope.
 	Open func(msg *message.Message) error
 
-	// Identity returns the scope, the key and the `n` of a message that lacks the headers of sagamill; the `n`
-	// distinguishes messages of one key to one step: see [Identity]. Several goroutines call it. Default: a message that
-	// lacks the headers of sagamill becomes a dead letter with [ReasonKeyMissing].
+	// Identity returns the scope, the key and the `n` of a message that lacks the headers of sagamill; `n` distinguishes
+	// messages that have the same key and go to the same step: see [Identity]. Several goroutines call it. Default: a
+	// message that lacks the headers of sagamill becomes a dead letter with [ReasonKeyMissing].
 	Identity Identity
 
 	Observer Observer // Observer gets the outcome of each message; package telemetry has such an Observer; default: none

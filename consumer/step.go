@@ -43,9 +43,9 @@ type Step struct {
 	RetryCap    time.Duration // longest wait between any failed attempt and the next attempt; default: 5 min
 	Timeout     time.Duration // longest time for one run of a handler, or of one of the three functions of an [Effect] (call, verify and record); default: 30 s, at most MaxTimeout
 
-	// Settle is how long the other system may still be working on the call of an [Effect], after this call has ended in
-	// this process. Until then a not-found answer of an [Effect]'s verify is not trusted. Without verify it has no
-	// meaning; a step without an Effect cannot have it. Default: 1 min.
+	// After the call of an [Effect] has ended in this process, the other system can still be working on the call for at
+	// most the time Settle. Until then a not-found answer of an [Effect]'s verify is not trusted. Without verify it has
+	// no meaning; a step without an Effect cannot have it. Default: 1 min.
 	Settle time.Duration
 
 	// With AskFirst, the function verify of an [Effect] asks the other system before each call, also before the first

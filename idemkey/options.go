@@ -43,8 +43,8 @@ type Options struct {
 	Scope        func(*http.Request) (string, error)
 	SingleTenant bool // all callers share one scope; default: false
 	// With ScopeByRoute, a key that a client uses again with another method or route counts as another key; the route is
-	// the pattern of the ServeMux that calls the middleware, or the path if there is no ServeMux. Default: a request with
-	// the key of another route is refused with MismatchStatus.
+	// the pattern of the ServeMux that calls the middleware, or the path if there is no ServeMux. Default: a key that a
+	// client uses again with another method or route is refused with MismatchStatus.
 	ScopeByRoute bool
 
 	Methods []string                 // HTTP methods that the middleware covers; default: POST, PATCH
@@ -52,11 +52,11 @@ type Options struct {
 
 	Key         KeyOptions         // Key says how clients send a key, and how the middleware answers a request with an expired key
 	Fingerprint FingerprintOptions // Fingerprint says which requests count as the same request
-	Limits      Limits             // Limits has the limits of times, of body sizes, of attempts, and of running handlers
+	Limits      Limits             // Limits are limits of times, body sizes, attempts and running handlers
 	Response    ResponseOptions    // Response says which parts of a response are stored, and how the middleware sends a stored response to a retry
 	Problems    ProblemOptions     // Problems says how the middleware answers a request that it refuses
 
-	Policy Policy // Policy decides whether the handler's transaction commits and whether its response is stored, if the handler gave no [Verdict]; default: DefaultPolicy
+	Policy Policy // if the handler gave no [Verdict], Policy decides whether the transaction commits, and whether the response is stored; default: DefaultPolicy
 
 	// ExternalEffects says that handlers have effects that the store cannot roll back; if a process dies or hangs while it
 	// runs a handler, the retry then gets 409 outcome-unknown. Default: if a process dies or hangs while it runs a
@@ -68,16 +68,16 @@ type Options struct {
 	// is asked about vanished owners only: a run that panicked, timed out or answered 5xx has failed, and runs again
 	// without it (see [DownstreamKey]). Default: none.
 	Recover func(r *http.Request, id Identity) (*Response, error)
-	// While the store fails, FailOpen runs handlers without idempotency, so that a retry may run a handler again. Each
-	// such run is logged as an error, with [ResultFailOpen] in its Event. Default: if
-	// the store fails, the request gets 503.
+	// With FailOpen, handlers run without idempotency while the store fails; a retry can then run a handler again. Each
+	// such run is logged as an error, with [ResultFailOpen] in its Event. Default: if the store fails, the request gets
+	// 503.
 	FailOpen bool
 	// When the client disconnects, CancelOnDisconnect cancels the handler and rolls its transaction back. Default: the
 	// handler finishes, and a retry gets the response.
 	CancelOnDisconnect bool
 
-	Observer Observer     // Observer gets the [Event] of every request that the middleware covers; default: none
-	Logger   *slog.Logger // Logger gets an entry for each request that the middleware covers; default: slog.Default()
+	Observer Observer     // Observer gets the [Event] of each request whose method is in Methods, unless Skip returns true for it; default: none
+	Logger   *slog.Logger // Logger gets one entry for each Event; default: slog.Default()
 	LogKeys  bool         // log keys and scopes in plain text; default: a hash is logged
 
 	current *fingerprinter   // of Fingerprint
@@ -131,21 +131,21 @@ type FingerprintOptions struct {
 	// and must not begin with "v1". Default: the digest v1.
 	Custom func(r *http.Request, body []byte) (Fingerprint, error)
 
-	// Versions lists the other FingerprintOptions with which processes have made unexpired records, newest first; at most
+	// Versions lists all other FingerprintOptions whose records have not yet expired, newest first; at most
 	// [MaxFingerprintVersions] are allowed. Each has no Versions and is not Unlabelled; the empty one is the default.
 	// Nothing is inherited: each has all of its fields. Default: none.
 	Versions []FingerprintOptions
 
-	// With Unlabelled, the field Alg of a stored [Fingerprint] is "v1", without the label that names the
-	// FingerprintOptions; set Unlabelled while processes that know no labels use the same store. It is refused with
-	// Custom. Default: false.
+	// Unlabelled stores a [Fingerprint] without the label of its FingerprintOptions; set Unlabelled while older
+	// processes, which know no labels, use the same store. The field Alg is then "v1". Unlabelled is refused with Custom.
+	// Default: false.
 	Unlabelled bool
 }
 
-// Limits has the limits of times, of body sizes in bytes, of attempts, and of running handlers.
+// Limits are limits of times, body sizes (in bytes), attempts and running handlers.
 type Limits struct {
 	TTL             time.Duration // time after which a record expires; must be at least as long as Lease and as ExecTimeout; default: 24 h
-	Lease           time.Duration // a retry may run the handler if the claim of the earlier request has not been renewed for this time; must be longer than ExecTimeout if the store does not renew claims; the store idempg uses idempg.Options.Grace in place of Lease; default: 30 s
+	Lease           time.Duration // if the process of the earlier request has not renewed its claim for this time, a retry can run the handler; must be longer than ExecTimeout if the store does not renew claims; the store idempg uses idempg.Options.Grace instead; default: 30 s
 	ExecTimeout     time.Duration // time after which the handler's context ends; a response that comes after this time is discarded; default: 25 s
 	StoreTimeout    time.Duration // longest time for claiming the key in the store, including waits for a connection; default: 5 s
 	CompleteTimeout time.Duration // longest time for storing the outcome of a request; default: 5 s
@@ -156,9 +156,9 @@ type Limits struct {
 	Wait time.Duration
 
 	MaxAttempts int // largest number of runs of the handler for one key; if the last of these runs fails too, the outcome of the request counts as unknown; default: no limit
-	// MaxInFlightPerScope is how many handlers may run at the same time for one scope in this process; the handlers of all
-	// routes with this limit count together. Over the limit a request is answered with 503, unless its record decides it.
-	// Default: no limit.
+	// MaxInFlightPerScope is how many handlers may run at the same time for one scope in this process, on all routes
+	// together. A route without this limit does not count. Over the limit a request is answered with 503, unless its
+	// record decides it. Default: no limit.
 	MaxInFlightPerScope int
 
 	MaxRequestBody int64 // largest body of a request with a key; a request with a larger body gets 413; default: 1 MiB
@@ -181,7 +181,7 @@ type ResponseOptions struct {
 	EmitReplayedFalse bool     // send ReplayHeader with the value "false" in responses that come from the handler; default: responses that come from the handler do not have the header ReplayHeader
 
 	NoStoreBody bool                               // store no response bodies; a retry then gets 410; default: false
-	Redact      func(r *http.Request, s *Response) // Redact changes the response before it is stored, but not the response that the client of the handler gets; default: none
+	Redact      func(r *http.Request, s *Response) // Redact changes the copy of the response that is stored for retries; the first request gets the unchanged response; default: none
 	Sealer      Sealer                             // Sealer encrypts stored bodies; default: none
 	// ReplayHook changes a stored response before a retry gets it; an error of ReplayHook is answered like an error of a
 	// handler. Default: the retry gets the stored bytes.

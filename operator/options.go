@@ -23,9 +23,9 @@ type Options struct {
 	By  string
 	Why string // reason for a change; the journal shows this reason; default: none
 
-	// ReadTimeout limits each statement that lists, counts or groups instances or dead letters, and each page of instances
-	// that Instances.PreviewAll and Instances.DecideAll read; PostgreSQL cancels a longer statement with the code 57014.
-	// Default: only the statement_timeout of the session applies.
+	// ReadTimeout limits each statement that lists, counts or groups instances or dead letters; PostgreSQL cancels a
+	// longer statement with the code 57014. ReadTimeout also limits each page of instances that Instances.PreviewAll and
+	// Instances.DecideAll read. Default: only the statement_timeout of the session applies.
 	ReadTimeout time.Duration
 }
 

@@ -27,15 +27,15 @@ import (
 type RelayOptions struct {
 	Schema string // PostgreSQL schema of the outbox; default: sagamill
 
-	// Window is how many messages the relay may have read without having recorded in the database that they are published.
+	// Window is how many messages the relay may have in work: read from the outbox, but not yet recorded as published.
 	// When the relay is killed, at most Window messages are published again. After a message over which the broker's
 	// connection breaks, Window can grow to twice as many. Default: 2048, at most 100,000.
 	Window int
 	// WindowBytes limits the sum of the payload bytes of the messages that Window counts; the last of these messages may
 	// exceed the limit. WindowBytes can grow to twice as much, as Window can. Default: 64 MiB; at least 1.
 	WindowBytes int
-	// Lanes is the number of lanes of the relay; at the same time, one lane makes calls of the Publisher for at most 64
-	// topics, one call for each topic. Messages of one ordering key are in one lane. Default: 4, at most 64.
+	// Lanes is the number of lanes of the relay; each lane makes up to 64 calls of the Publisher at the same time, each
+	// call for another topic. Messages of one ordering key are in one lane. Default: 4, at most 64.
 	Lanes int
 	// Lease is the time after which another relay takes over from a relay that does not renew its
 	// lease. Default: 5 s; from 1 s to 1 h.

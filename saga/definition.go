@@ -22,13 +22,13 @@ type Step[S any] struct {
 	Name string // name of the step, which must match [a-z0-9][a-z0-9-]{0,62} and be unique in the definition; required
 
 	Do   Action[S] // the action, which is a [Remote], a [Local] or a [Nested]; required, unless the step has All or Seq
-	Undo Action[S] // the compensation, a [Remote] if Do is a Remote, and a [Local] if Do is a Local; default: none. A nested saga undoes itself.
+	Undo Action[S] // the compensation, which has the same kind as Do ([Remote] or [Local]); leave Undo empty if Do is a [Nested], which undoes itself; default: none
 
 	All []Step[S] // steps that begin at the same time; All is done when each of its steps is done; default: none
 	Seq []Step[S] // steps that run one after the other, for example within All; default: none
 
-	// Pivot marks the step after which no step of the saga is undone. Steps behind it have no Undo, and a Retry of two
-	// attempts or more. Default: false.
+	// Pivot marks the step that cannot be undone; after this step is done, no step of the saga is undone. Steps behind
+	// the pivot have no Undo, and a Retry of two attempts or more. Default: false.
 	Pivot bool
 
 	// When decides whether the step runs: if When returns false, the saga skips the step. It is called when the step's

@@ -87,7 +87,7 @@ type Options struct {
 	Prefix      string               // prefix of the names of exchanges and queues, as in rabbitmq.ConfigOptions; default: none
 	BrokerURL   string               // URL of RabbitMQ, or several URLs separated by commas; default: the service does not use RabbitMQ
 	CloudEvents *cloudevents.Options // options of the CloudEvents publisher that the relay uses; default: the service sends no CloudEvents
-	Emits       []outbox.Output      // messages that steps and sagas do not describe, such as messages of HTTP handlers, of local steps and of saga.Definition.OnEnd; default: none
+	Emits       []outbox.Output      // further messages that the service emits, such as messages of HTTP handlers, of local steps and of saga.Definition.OnEnd; default: none
 }
 
 // Describe returns the description of the service called name. It makes JSON Schemas from the Go types of bodies, and

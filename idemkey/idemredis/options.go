@@ -32,12 +32,12 @@ type Options struct {
 	Prefix      string        // prefix of every key in Redis: visible ASCII characters, no braces; default: idemkey:
 	CallTimeout time.Duration // longest time for one call of Redis, including its repetitions; default: 500 ms
 
-	// KeepExpired is how long Redis keeps expired records if the middleware has the option RejectExpired, so that the
-	// middleware can refuse their keys. Default: 24 h.
+	// With the option RejectExpired of the middleware, KeepExpired is how long an expired key is refused; Redis keeps the
+	// record for this time. Default: 24 h.
 	KeepExpired time.Duration
 
-	// If Redis may evict records, [Store.Check] returns [ErrEviction]; with AllowEviction, Check only logs a warning.
-	// Default: false.
+	// If Redis is configured to evict records, [Store.Check] returns [ErrEviction]; with AllowEviction, Check only logs a
+	// warning. Default: false.
 	AllowEviction bool
 
 	Logger *slog.Logger // Logger gets the warnings of [Store.Check]; default: slog.Default()

@@ -16,7 +16,7 @@ import (
 )
 
 // orOnly ends the help of -schema of a command that takes the only schema: see takesOnlySchema.
-const orOnly = "; if the schema sagamill has no tables, and one other schema has tables of sagamill, that other schema"
+const orOnly = "; if the schema sagamill has no tables, the only other schema that has tables of sagamill"
 
 // TakeSeveral makes the help say that -schema and -database may name several.
 func (c *Call) TakeSeveral(without Default) {

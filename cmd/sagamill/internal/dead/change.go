@@ -45,7 +45,7 @@ func deadPlan(ctx context.Context, c *cli.Call) error {
 	pick := addFilter(c)
 	asJSON := c.Flags.Bool("json", false, "print JSON, one object per line")
 	force := c.Flags.Bool("force", false, "print what sagamill dead redrive -force would do")
-	all := c.Flags.Bool("all", false, "refuse to run without a filter flag, as sagamill dead redrive -all does")
+	all := c.Flags.Bool("all", false, "require a filter flag, as sagamill dead redrive -all does")
 	limit := c.Flags.Int("limit", cli.DefaultLimit, fmt.Sprintf("largest number of messages to print; the totals at the end include all messages; default: %d", cli.DefaultLimit))
 	if err := c.ParseDatabaseFlags(); err != nil {
 		return err
@@ -107,7 +107,7 @@ func printPlan(ctx context.Context, c *cli.Call, t *cli.Target, d *operator.Dead
 func deadRedrive(ctx context.Context, c *cli.Call) error {
 	change := addChange(c)
 	rate := c.AddRateFlag("messages")
-	force := c.Flags.Bool("force", false, "redrive also actions of ended sagas, and messages so old that the inbox row of their step may have been removed; the step of an old message may then run a second time")
+	force := c.Flags.Bool("force", false, "also redrive actions of ended sagas, and messages from before the horizon of the inbox; the step of such an old message can run a second time")
 	if err := c.ParseDatabaseFlags(); err != nil {
 		return err
 	}

@@ -22,7 +22,7 @@ import (
 func Commands() []cli.Command {
 	return []cli.Command{
 		{Words: "init", About: "create the directory NAME, and write a new service into it", Run: initService, NoDatabase: true},
-		{Words: "dev", About: "find or start PostgreSQL and RabbitMQ; with a COMMAND, run the COMMAND, and keep both servers running until it ends; without a COMMAND, print the URLs of both servers, and keep them running until Ctrl-C", Run: runServers, NoDatabase: true},
+		{Words: "dev", About: "find or start PostgreSQL and RabbitMQ, then run the COMMAND; without a COMMAND, print the URLs of both servers, and keep them running until Ctrl-C", Run: runServers, NoDatabase: true},
 	}
 }
 

@@ -16,7 +16,7 @@ import (
 
 func sagaCheck(ctx context.Context, c *cli.Call) error {
 	c.TakeSeveral(cli.DefaultSchema)
-	file := c.Flags.String("manifest", "", "JSON file that lists the sagas of the binary: the value of saga.NewManifest; - means standard input")
+	file := c.Flags.String("manifest", "", "file with the JSON of saga.NewManifest, which lists the sagas of the binary; - means standard input")
 	names := c.Flags.String("saga", "", "check only these sagas, separated by commas; default: all sagas")
 	asJSON := c.Flags.Bool("json", false, "print JSON, one object per line")
 	if err := c.ParseDatabaseFlags(); err != nil {

@@ -24,10 +24,10 @@ func Commands() []cli.Command {
 		{Words: "saga resume", About: "continue the paused instance with the key KEY", Run: decideStep(operator.VerbResume)},
 		{Words: "saga cancel", About: "compensate the instance with the key KEY, without waiting for running steps; sagamill refuses this after the command of the pivot has been sent", Run: decideStep(operator.VerbCancel)},
 		{Words: "saga compensate", About: "take an instance back to the step that you name with -to: undo the later steps, then pause the instance", Run: decideStep(operator.VerbCompensateTo)},
-		{Words: "saga skip", About: "treat the step that you name with -step as done, with the result that you give with -result; treat a step that is being undone as undone", Run: decideStep(operator.VerbSkip)},
+		{Words: "saga skip", About: "treat the step that you name with -step as done, with the result that you give with -result; if the step is being undone, treat it as undone", Run: decideStep(operator.VerbSkip)},
 		{Words: "saga reject", About: "treat the step that you name with -step as a step that had no effect; the saga then compensates", Run: decideStep(operator.VerbReject)},
 		{Words: "saga retry", About: "try the step that you name with -step again now; without -step, try all steps again that are stuck or that wait for a retry", Run: decideStep(operator.VerbRetry)},
-		{Words: "saga check", About: "print which versions of sagas have live instances, and which of these versions a binary cannot finish; describe the binary with -manifest", Run: sagaCheck},
+		{Words: "saga check", About: "print which versions of sagas have live instances, and whether the binary that -manifest describes can finish these instances", Run: sagaCheck},
 	}
 }
 
@@ -40,7 +40,7 @@ var filterNames = []string{"saga", "version", "scope", "key", "older", "silent",
 // addFilter adds the flags of a filter to c, except -scope and -key.
 func addFilter(c *cli.Call, f *operator.InstanceFilter) {
 	c.Flags.StringVar(&f.Saga, "saga", "", "only instances of the saga with this name")
-	c.Flags.IntVar(&f.Version, "version", 0, "only instances of this version of the saga")
+	c.Flags.IntVar(&f.Version, "version", 0, "only instances with this version of their saga, a number such as 2")
 	c.Flags.Var((*cli.Age)(&f.Older), "older", "only instances that started at least this long ago, such as 90m or 72h")
 	c.Flags.Var((*cli.Age)(&f.Silent), "silent", "only instances that have not changed for this long, such as 90m or 72h")
 	f.Live = true
@@ -84,7 +84,7 @@ func sagaList(ctx context.Context, c *cli.Call) error {
 	addFilter(c, &filter)
 	c.Flags.StringVar(&filter.Scope, "scope", "", "only instances of this scope")
 	c.Flags.StringVar(&filter.Key, "key", "", "only instances with this idempotency key")
-	c.Flags.Var((*cli.Age)(&filter.Ended), "ended", "only instances that ended at most this long ago, such as 1h; without -status, the list shows completed and compensated instances")
+	c.Flags.Var((*cli.Age)(&filter.Ended), "ended", "list completed and compensated instances that ended at most this long ago, such as 1h; -status is not needed")
 	asJSON := c.Flags.Bool("json", false, "print JSON, one object per line")
 	limit, after := c.AddLimitFlag(), addAfter(c)
 	if err := c.ParseDatabaseFlags(); err != nil {

@@ -26,13 +26,13 @@ func Commands() []cli.Command {
 
 func printAsyncAPI(_ context.Context, c *cli.Call) error {
 	var files []string
-	c.Flags.Func("from", "file with the descriptions of one or several services, which services serve at the path /topology; - means standard input; repeat the flag for several files", func(name string) error {
+	c.Flags.Func("from", "file with the descriptions that one or several services serve at /topology; - means standard input; repeat the flag for several files", func(name string) error {
 		files = append(files, name)
 		return nil
 	})
 	opts := &topology.AsyncAPIOptions{}
 	c.Flags.StringVar(&opts.Title, "title", "", "title of the document; default: the names of the services")
-	c.Flags.StringVar(&opts.Version, "version", "", "version of the document; default: the version of the services; if the services have different versions, the word unversioned")
+	c.Flags.StringVar(&opts.Version, "version", "", "version of the document; default: the version of the services, or unversioned if the services have no common version")
 	if err := c.ParseFlags(); err != nil {
 		return err
 	}
