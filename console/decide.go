@@ -76,7 +76,7 @@ type decisionVerb struct {
 
 // decisionVerbs are all verbs.
 var decisionVerbs = map[operator.Verb]decisionVerb{
-	operator.VerbRetry: {operator.VerbRetry, "Retry", RoleOperator, "Each step that is stuck or waits starts its next attempt now, with all attempts again. " +
+	operator.VerbRetry: {operator.VerbRetry, "Retry", RoleOperator, "Each step that is stuck or waits starts its next attempt now, with all attempts again, except a step whose message is a dead letter at its participant: redrive that. " +
 		"The last message of a step that runs is sent again; its participant treats it as a duplicate if it has handled it."},
 	operator.VerbPause:  {operator.VerbPause, "Pause", RoleOperator, "No step begins, passes its deadline or is compensated until somebody resumes the saga. Replies are still taken."},
 	operator.VerbResume: {operator.VerbResume, "Resume", RoleOperator, "Paused sagas continue. Deadlines that would have passed meanwhile pass now."},

@@ -43,12 +43,14 @@ const (
 	VerbReject Verb = "reject"
 	// VerbRetry starts the next attempt of Step at once, with all attempts again. If Step runs, or its effect is
 	// unknown, VerbRetry sends its last message again. That copy has outbox.HeaderReplayed, which makes a
-	// consumer.Effect ask before it calls; the rest is unchanged. A participant that has the message as a dead
-	// letter must redrive that instead. The dead letter of a compensation is redriven with that of its action: a
-	// compensation that is sent again is a duplicate without a reply, and the instance waits. An Effect with a
+	// consumer.Effect ask before it calls; the rest is unchanged. An Effect with a
 	// Verify that finds nothing calls after twice its Timeout, 5 s and its Settle: a shorter Deadline of the
-	// step passes before. Without a Step, VerbRetry applies to all steps that are stuck or wait, and to an
-	// instance that no orchestrator could continue.
+	// step passes before.
+	//
+	// A participant that has the message as a dead letter must redrive that instead: it ignores the copy as a
+	// duplicate, sends no reply, and the instance waits. The dead letter of a compensation is redriven with that
+	// of its action. Without a Step, VerbRetry leaves such steps alone. It applies to all others that are stuck or
+	// wait, and to an instance that no orchestrator could continue. It is refused if there are only such steps.
 	VerbRetry Verb = "retry"
 )
 
@@ -189,10 +191,53 @@ func (n *Instances) moveRow(ctx context.Context, db sagarow.Querier, plans *plan
 	if err := n.checkNested(ctx, db, i, m, e); err != nil {
 		return nil, err
 	}
-	if err := m.Apply(&i.Progress, e); err != nil && !(errors.Is(err, ErrRefused) && d.Verb == VerbRetry && d.Step == "" && faultOf(i, m) != "") {
+	switch {
+	case d.Verb != VerbRetry || d.Step != "":
+		err = m.Apply(&i.Progress, e)
+	case faultOf(i, m) != "":
+		if err = m.Apply(&i.Progress, e); errors.Is(err, ErrRefused) {
+			err = nil
+		}
+	default:
+		err = retrySteps(m, &i.Progress, e)
+	}
+	if err != nil {
 		return nil, err
 	}
 	return m, nil
+}
+
+// retrySteps applies a retry of all steps that are stuck or wait, except those whose message is a dead letter at the
+// participant.
+func retrySteps(m *machine.Machine, p *machine.Progress, e machine.Event) error {
+	var others []int
+	dead := ""
+	for id := 1; id <= len(p.Steps); id++ {
+		s := &p.Steps[id-1]
+		switch s.State {
+		case machine.Stuck, machine.UndoStuck:
+			if isDeadLetter(s.Reason) {
+				dead = m.Step(id).Name
+				continue
+			}
+			others = append(others, id)
+		case machine.Waiting, machine.UndoWaiting:
+			others = append(others, id)
+		}
+	}
+	switch {
+	case dead == "":
+		return m.Apply(p, e)
+	case len(others) == 0:
+		return fmt.Errorf("%w: the message of step %s is a dead letter at the participant, which would ignore a copy: redrive the dead letter, as sagamill why says; to send a copy nevertheless, name the step", ErrRefused, dead)
+	}
+	for _, id := range others {
+		e.Step = id
+		if err := m.Apply(p, e); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // checkNested returns an [ErrRefused] if e would settle a step while the saga nested in it

@@ -21,7 +21,7 @@ func (q *inquiry) adviseStep(s *SagaPart, t *Timeline, step *TimelineStep, where
 		return q.formatRedrive(letters) + "; or, if it has been settled by other means, " + skip()
 	case where.What == "discarded":
 		return "a retry would not be heard either: once it has been settled by other means, " + skip()
-	case where.What == unrecorded && isDeadLetter(step):
+	case where.What == unrecorded && isDeadLetter(step.Reason):
 		return "its dead letter is in none of the schemas that were looked at: redrive it where it is, for a retry comes to nothing; or, if it has been settled by other means, " + skip()
 	case where.What == "parked", strings.HasPrefix(where.What, "reply-"):
 		return "the saga goes on when that is through; or a person decides: " + q.nameVerb("sagamill saga ", "") + listVerbs(t, step)
@@ -29,10 +29,10 @@ func (q *inquiry) adviseStep(s *SagaPart, t *Timeline, step *TimelineStep, where
 	return "a person decides: " + q.nameVerb("sagamill saga ", "") + listVerbs(t, step)
 }
 
-// isDeadLetter reports whether a step is stuck because its message became a dead letter of a
-// participant.
-func isDeadLetter(step *TimelineStep) bool {
-	return strings.HasPrefix(step.Reason, "dead letter, ")
+// isDeadLetter reports whether a step is stuck because its message became a dead letter of a participant: reason is that of
+// the step.
+func isDeadLetter(reason string) bool {
+	return strings.HasPrefix(reason, "dead letter, ")
 }
 
 // listVerbs returns the verbs that a stuck step accepts.

@@ -183,7 +183,7 @@ func (q *inquiry) findStuckStep(s *SagaPart, t *Timeline, step *TimelineStep, na
 	if (step.InDoubt || step.State == StepUndoStuck) && (step.Type != "" || t.PlanProblem != "") { // a local step has no message
 		before := q.commands
 		where = q.traceStep(s, t, step)
-		if where.What != unrecorded || !isDeadLetter(step) { // a schema here has recorded it
+		if where.What != unrecorded || !isDeadLetter(step.Reason) { // a schema here has recorded it
 			f.ID = where.ID
 			f.Text += "; " + where.Text
 		} else {

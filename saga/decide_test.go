@@ -340,12 +340,52 @@ func TestRetryOfACompensation(t *testing.T) {
 	d.participate(hotel, d.booking("car"))
 	start(d.place, def, "k", trip{Item: "no car"})
 	d.sees(outermost, "hotel undo-stuck, car rejected")
-	d.must("k", operator.VerbRetry, "")
+	d.refused("k", operator.VerbRetry, "", "step hotel is a dead letter at the participant")
+	d.must("k", operator.VerbRetry, "hotel")
 	d.sees(outermost, "hotel undoing, car rejected")
 	mended.Store(true)
 	d.redriveAll()
 	d.until("k", saga.StatusCompensated)
 	if got := d.effects("k"); got != "[hotel no hotel]" {
+		t.Errorf("effects %s", got)
+	}
+}
+
+// A retry of all steps leaves a step alone whose command is a dead letter: the participant would ignore a copy, and the saga
+// would look as if it ran.
+func TestRetryLeavesDeadLettersAlone(t *testing.T) {
+	t.Parallel()
+	d := newDesk(t)
+	pay := forward("pay", 0)
+	pay.Pivot = true
+	def := saga.Must(saga.Define("trip", 1, pay, saga.Step[trip]{Name: "send", All: []saga.Step[trip]{forward("ticket", 2), forward("mail", 2)}}))
+	d.orchestrate(def)
+	var mended atomic.Bool
+	mail := d.step("mail", func(bool) error {
+		if !mended.Load() {
+			return consumer.Terminal(errors.New("no such table"))
+		}
+		return nil
+	})
+	d.participate(d.booking("pay"), d.booking("ticket"), mail)
+	start(d.place, def, "k", trip{Item: "no ticket"})
+	d.sees(outermost, "pay done, ticket stuck, mail stuck")
+	d.must("k", operator.VerbRetry, "")
+	d.sent("ticket.book", 4)
+	got := d.sees(outermost, "pay done, ticket stuck, mail stuck")
+	if s := got.Steps[len(got.Steps)-1]; s.Name != "mail" || s.Attempt != 1 || !strings.HasPrefix(s.Reason, "dead letter, terminal") || got.Status != saga.StatusStuck {
+		t.Errorf("%s, mail %+v, want it as it was", got.Status, s)
+	}
+	commands := 0
+	if err := d.db.QueryRow(t.Context(), "SELECT count(*) FROM "+d.schema+".outbox WHERE topic = 'mail.book'").Scan(&commands); commands != 1 {
+		t.Errorf("%d commands to mail, %v; want one", commands, err)
+	}
+	d.must("k", operator.VerbSkip, "ticket")
+	d.refused("k", operator.VerbRetry, "", "redrive the dead letter")
+	mended.Store(true)
+	d.redriveAll()
+	d.until("k", saga.StatusCompleted)
+	if got := d.effects("k"); got != "[pay mail]" {
 		t.Errorf("effects %s", got)
 	}
 }
