@@ -20,9 +20,9 @@ func (q *inquiry) adviseStep(s *SagaPart, t *Timeline, step *TimelineStep, where
 	case len(letters) > 0:
 		return q.formatRedrive(letters) + "; or, if it has been settled by other means, " + skip()
 	case where.What == "discarded":
-		return "a retry would not be heard either: once it has been settled by other means, " + skip()
+		return "a retry does not help, because the participant ignores it as a duplicate: once the step has been settled by other means, " + skip()
 	case where.What == unrecorded && isDeadLetter(step.Reason):
-		return "its dead letter is in none of the schemas that were looked at: redrive it where it is, for a retry comes to nothing; or, if it has been settled by other means, " + skip()
+		return "its dead letter is in none of the schemas that were looked at: redrive it where it is; a retry does not help; or, if it has been settled by other means, " + skip()
 	case where.What == "parked", strings.HasPrefix(where.What, "reply-"):
 		return "the saga goes on when that is through; or a person decides: " + q.nameVerb("sagamill saga ", "") + listVerbs(t, step)
 	}
