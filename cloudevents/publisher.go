@@ -28,8 +28,8 @@ type Options struct {
 	// Structured sends CloudEvents in structured mode: the message body has the attributes and the data. Default: binary
 	// mode.
 	Structured bool
-	// Prefix is the beginning of the names of headers in binary mode: "cloudEvents_" or "cloudEvents:" for AMQP, "ce_" for
-	// Kafka, "ce-" for NATS. Default: cloudEvents_.
+	// Prefix is the beginning of the names of headers in binary mode, and must be "cloudEvents_" or "cloudEvents:"
+	// (AMQP), "ce_" (Kafka) or "ce-" (NATS). Default: cloudEvents_.
 	Prefix string
 }
 

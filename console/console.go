@@ -87,8 +87,9 @@ type Options struct {
 	// change that another one runs. Default: a random secret; after a restart, forms that were open are invalid.
 	Secret []byte
 
-	// Topology returns the JSON objects that services serve at /topology, one after the other or in JSON arrays; the
-	// topology page shows them. Default: the topology page shows only what the database tables contain.
+	// Topology returns the descriptions that services serve at /topology, as a sequence of JSON objects or JSON arrays;
+	// the topology page shows these descriptions. Default: the topology page shows only what the database tables
+	// contain.
 	Topology func(context.Context) ([]byte, error)
 
 	// Management is the access to RabbitMQ's management API; from this API the console reads how many messages the

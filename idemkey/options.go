@@ -42,9 +42,9 @@ type Options struct {
 	// printable UTF-8 with 500. Required unless SingleTenant.
 	Scope        func(*http.Request) (string, error)
 	SingleTenant bool // all callers share one scope; default: false
-	// With ScopeByRoute, a key that a client uses again with another method or route counts as another key; the route is
-	// the pattern of the ServeMux that calls the middleware, or the path if there is no ServeMux. Default: a key that a
-	// client uses again with another method or route is refused with MismatchStatus.
+	// With ScopeByRoute, the same key with another method or route counts as another key; the route is the request's
+	// ServeMux pattern, or its path if there is no ServeMux. Default: a key that a client uses again with another
+	// method or route is refused with MismatchStatus.
 	ScopeByRoute bool
 
 	Methods []string                 // HTTP methods that the middleware covers; default: POST, PATCH
@@ -76,7 +76,7 @@ type Options struct {
 	// handler finishes, and a retry gets the response.
 	CancelOnDisconnect bool
 
-	Observer Observer     // Observer gets the [Event] of each request whose method is in Methods, unless Skip returns true for it; default: none
+	Observer Observer     // Observer gets the [Event] of each request whose method is in Methods, unless Skip returns true for the request; default: none
 	Logger   *slog.Logger // Logger gets one entry for each Event; default: slog.Default()
 	LogKeys  bool         // log keys and scopes in plain text; default: a hash is logged
 
@@ -122,8 +122,8 @@ type KeyOptions struct {
 // settings made it, and a retry is compared by those. So settings that change stay in Versions for
 // a TTL: without them a retry is answered with [CodeFingerprintUnknown].
 type FingerprintOptions struct {
-	Secret         []byte   // secret key for the fingerprints of requests, such as 32 random bytes; without Secret, a dump of the store could reveal small request bodies; default: none
-	ExcludeFields  []string // paths of the members of a JSON body that the middleware does not compare; default: none
+	Secret         []byte   // secret key for the fingerprints of requests, such as 32 random bytes; without Secret, somebody who reads the store could guess small request bodies from their fingerprints; default: none
+	ExcludeFields  []string // paths of members of a JSON body; the middleware does not compare these members; default: none
 	IncludeFields  []string // paths of the members of a JSON body that the middleware compares; it ignores all other members; default: all members
 	IncludeHeaders []string // names of request headers that the middleware also compares; default: none
 	Raw            bool     // compare bodies byte by byte; default: the content type decides how bodies are compared
@@ -131,21 +131,21 @@ type FingerprintOptions struct {
 	// and must not begin with "v1". Default: the digest v1.
 	Custom func(r *http.Request, body []byte) (Fingerprint, error)
 
-	// Versions lists all other FingerprintOptions whose records have not yet expired, newest first; at most
+	// Versions lists all other FingerprintOptions that unexpired records were made with, newest first; at most
 	// [MaxFingerprintVersions] are allowed. Each has no Versions and is not Unlabelled; the empty one is the default.
 	// Nothing is inherited: each has all of its fields. Default: none.
 	Versions []FingerprintOptions
 
-	// Unlabelled stores a [Fingerprint] without the label of its FingerprintOptions; set Unlabelled while older
-	// processes, which know no labels, use the same store. The field Alg is then "v1". Unlabelled is refused with Custom.
-	// Default: false.
+	// Unlabelled stores a [Fingerprint] without the label that says which FingerprintOptions made it; set Unlabelled
+	// while processes with an older sagamill, which knows no labels, use the same store. The field Alg is then "v1".
+	// Unlabelled is refused with Custom. Default: false.
 	Unlabelled bool
 }
 
 // Limits are limits of times, body sizes (in bytes), attempts and running handlers.
 type Limits struct {
 	TTL             time.Duration // time after which a record expires; must be at least as long as Lease and as ExecTimeout; default: 24 h
-	Lease           time.Duration // if the process of the earlier request has not renewed its claim for this time, a retry can run the handler; must be longer than ExecTimeout if the store does not renew claims; the store idempg uses idempg.Options.Grace instead; default: 30 s
+	Lease           time.Duration // if the earlier request's process has not renewed its claim for this time, a retry can run the handler; if the store does not renew claims, Lease must be longer than ExecTimeout; the store idempg uses idempg.Options.Grace instead; default: 30 s
 	ExecTimeout     time.Duration // time after which the handler's context ends; a response that comes after this time is discarded; default: 25 s
 	StoreTimeout    time.Duration // longest time for claiming the key in the store, including waits for a connection; default: 5 s
 	CompleteTimeout time.Duration // longest time for storing the outcome of a request; default: 5 s

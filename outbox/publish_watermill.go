@@ -14,8 +14,8 @@ import (
 // WatermillOptions are settings that most callers leave at their defaults. The zero value is usable.
 type WatermillOptions struct {
 	// Concurrency is how many calls of the watermill publisher may run at the same time, for all lanes (workers) of the
-	// relay together; at most three quarters of these calls may be for one topic. Default: 16; less than 1 counts as 1,
-	// more than 256 as 256.
+	// relay together; at most three quarters of these calls may be for one topic. Default: 16; a negative number counts
+	// as 1, more than 256 as 256.
 	Concurrency int
 }
 

@@ -27,7 +27,7 @@ import (
 type RelayOptions struct {
 	Schema string // PostgreSQL schema of the outbox; default: sagamill
 
-	// Window is how many messages the relay may have in work: read from the outbox, but not yet recorded as published.
+	// Window limits the number of messages that the relay has read from the outbox, but not yet recorded as published.
 	// When the relay is killed, at most Window messages are published again. After a message over which the broker's
 	// connection breaks, Window can grow to twice as many. Default: 2048, at most 100,000.
 	Window int

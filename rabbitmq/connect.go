@@ -22,8 +22,8 @@ const (
 	maxPause = 5 * time.Second
 )
 
-// ConnectionOptions are the limits of a connection, and of the waits for its broker.
-// The zero value means the defaults.
+// ConnectionOptions are the name, the heartbeat and the time limits of a connection to a broker. The zero value means
+// the defaults.
 type ConnectionOptions struct {
 	// Name is the name of the connection in the broker's tools. Default: none.
 	Name string

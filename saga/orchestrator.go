@@ -148,18 +148,18 @@ type Options struct {
 	Patience      time.Duration // time for which a step without a Deadline waits for a reply; after this time the step is stuck; default: 24 h
 	Retention     time.Duration // time for which an instance is kept after its end; during this time, Start with the same scope, key and incarnation returns this instance; default: 30 days
 	TimerPoll     time.Duration // longest pause between two searches for deadlines that have passed; default: 250 ms
-	TimerWorkers  int           // number of instances whose due deadlines, retries and postponed work the timers handle at the same time; default: 4, at most 64
+	TimerWorkers  int           // number of instances that the timers handle at the same time, for due deadlines, retries and postponed work; default: 4, at most 64
 	HousekeepPoll time.Duration // pause between two searches for instances that wait longer than Patience, and for instances that ended longer ago than Retention; default: 1 min
 
-	// With Partial, Run starts even if live instances have versions that are not registered in this process; a process
-	// with another binary must finish these instances. Default: Run returns an [UnfinishableError].
+	// With Partial, Run starts even if a live instance has a version of its saga that is not registered in this
+	// process; a process with another binary must finish this instance. Default: Run returns an [UnfinishableError].
 	Partial bool
 
-	// With NamedReplies, the orchestrator refuses a reply if its step key names another step than the step that the reply
-	// is about. It does so before anything else in the reply is trusted, as Consumer.Verify does. With NamedReplies, a
-	// participant may answer for the Steps of its signing.Sender only. Without it, a participant could answer for
-	// another's step and name its step in the reply. Replies of [On] and [OnUndo] name their step; those of a nested saga
-	// are named saga- and its name. Default: a reply may name any step.
+	// With NamedReplies, the orchestrator refuses a reply if the step in its header x-idempotency-key is not the step
+	// that the reply is about. It does so before anything else in the reply is trusted, as Consumer.Verify does. With
+	// NamedReplies, a participant may answer for the Steps of its signing.Sender only. Without it, a participant could
+	// answer for another's step and name its step in the reply. Replies of [On] and [OnUndo] name their step; those of
+	// a nested saga are named saga- and its name. Default: a reply may name any step.
 	NamedReplies bool
 
 	Consumer consumer.Options // options of the consumer that receives replies; the orchestrator itself sets Consumer.Schema, Consumer.Wake and Consumer.Logger; its timers also use Consumer.ConnectionCheck

@@ -17,7 +17,7 @@ This page lists all commands of ` + "`sagamill`" + ` with their flags. With ` + 
 
 - The flag ` + "`-database`" + ` or the environment variable ` + "`DATABASE_URL`" + ` names the database. The flag ` + "`-schema`" + ` names the schema.
 - Filter flags are flags that select messages or instances, such as ` + "`-key`" + ` and ` + "`-older`" + `.
-- To change all messages or sagas that match the filter flags, add ` + "`-yes`" + `. Without ` + "`-yes`" + `, a command only prints what it would change.
+- To change all messages or sagas that match the filter flags, add ` + "`-yes`" + `. With filter flags but without ` + "`-yes`" + `, a command only prints what it would change.
 - A command exits with 0 after success, with 1 after a failure, and with 2 after wrong usage.
 `
 

@@ -73,7 +73,7 @@ type Options struct {
 	AcquireTimeout time.Duration // longest wait of a request while MaxInFlight handlers are running; also the longest wait for a connection; default: 2 s
 
 	// The store locks the row of a claim at the handler's first statement, or after a quarter of Grace; if the process
-	// dies earlier, a retry can take over the claim after Grace. Default: 10 s.
+	// dies before this lock, a retry can take over a claim that is older than Grace. Default: 10 s.
 	Grace         time.Duration
 	LookupTimeout time.Duration // longest time for finding out whether a transaction has committed, if the reply to COMMIT was lost; default: 2 s
 	IdleMargin    time.Duration // PostgreSQL ends the transaction of a handler if it is idle for longer than the sum of ExecTimeout and IdleMargin; default: 5 s

@@ -55,7 +55,7 @@ type Consent struct {
 // AddConsentFlags adds the flags of a consent to c.
 func (c *Call) AddConsentFlags() *Consent {
 	k := &Consent{}
-	c.Flags.BoolVar(&k.yes, "yes", false, "change everything that filter flags or a time range select; without -yes, the command only prints what it would change")
+	c.Flags.BoolVar(&k.yes, "yes", false, "needed if filter flags or a time range select what to change; without -yes, the command then only prints what it would change")
 	c.Flags.BoolVar(&k.Dry, "n", false, "print what the command would do, and change nothing")
 	c.Flags.BoolVar(&k.Dry, "dry-run", false, "the same as -n")
 	return k

@@ -16,11 +16,11 @@ import (
 )
 
 // orOnly ends the help of -schema of a command that takes the only schema: see takesOnlySchema.
-const orOnly = "; if it has no tables, the other schema with tables of sagamill, if there is only one"
+const orOnly = "; if only one schema has tables of sagamill, the command uses this one"
 
 // TakeSeveral makes the help say that -schema and -database may name several.
 func (c *Call) TakeSeveral(without Default) {
-	which := "default: the schema " + migrations.DefaultSchema + orOnly
+	which := "default: the schema named " + migrations.DefaultSchema + orOnly
 	if without == EverySchema {
 		which = "default: all schemas with tables of sagamill"
 	}

@@ -45,7 +45,7 @@ func deadPlan(ctx context.Context, c *cli.Call) error {
 	pick := addFilter(c)
 	asJSON := c.Flags.Bool("json", false, "print JSON, one object per line")
 	force := c.Flags.Bool("force", false, "print what sagamill dead redrive -force would do")
-	all := c.Flags.Bool("all", false, "require a filter flag, as sagamill dead redrive -all does")
+	all := c.Flags.Bool("all", false, "print what sagamill dead redrive -all would do; -id or a filter flag is then required")
 	limit := c.Flags.Int("limit", cli.DefaultLimit, fmt.Sprintf("largest number of messages to print; the totals at the end include all messages; default: %d", cli.DefaultLimit))
 	if err := c.ParseDatabaseFlags(); err != nil {
 		return err

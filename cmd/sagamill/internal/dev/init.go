@@ -31,7 +31,7 @@ var serviceName = regexp.MustCompile(`^[a-z][a-z0-9-]{0,30}$`)
 
 // initService writes a new service into the directory NAME, which must not exist.
 func initService(_ context.Context, c *cli.Call) error {
-	checkout := c.Flags.String("replace", "", "local directory with the sources of "+modulePath+", which the new service uses; default: the new service uses the version of sagamill that this command has")
+	checkout := c.Flags.String("replace", "", "local directory with the sources of "+modulePath+" for the new service; default: the new service uses the version of sagamill that this command has")
 	name, err := parseName(c)
 	if err != nil {
 		return err

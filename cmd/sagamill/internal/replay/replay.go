@@ -126,7 +126,7 @@ func (r *replayCall) describeDone() string {
 
 func parseReplay(c *cli.Call) (*replayCall, error) {
 	r := &replayCall{Consent: c.AddConsentFlags(), who: c.AddOperatorFlags(), rate: c.AddRateFlag("messages"), after: cli.Positions{}}
-	c.Flags.StringVar(&r.filter.Key, "key", "", "the idempotency key of the saga; default: replay the messages of all sagas from -since to -until, in batches")
+	c.Flags.StringVar(&r.filter.Key, "key", "", "the idempotency key of the saga; default: replay, in batches, all messages that were written from -since to -until")
 	c.Flags.StringVar(&r.filter.Scope, "scope", "", "scope of the key; required if several scopes have this key")
 	c.Flags.TextVar(&r.filter.Since, "since", time.Time{}, "only messages that were written at this time or later, such as 2026-01-31T12:00:00Z")
 	c.Flags.TextVar(&r.filter.Until, "until", time.Time{}, "only messages that were written before this time")

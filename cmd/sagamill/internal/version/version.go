@@ -20,7 +20,7 @@ const unstamped = "none stamped"
 
 // Commands returns the commands of the family.
 func Commands() []cli.Command {
-	return []cli.Command{{Words: "version", About: "print the version of this command, the number of its message format, and the number of migrations that it knows", Run: printVersion}}
+	return []cli.Command{{Words: "version", About: "print the version of this command, the version of its message format, and how many migrations it knows", Run: printVersion}}
 }
 
 // printVersion asks neither a database nor a broker. The command migrate version prints the
