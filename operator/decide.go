@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"unicode/utf8"
 
@@ -214,14 +215,10 @@ func retrySteps(m *machine.Machine, p *machine.Progress, e machine.Event) error 
 	dead := ""
 	for id := 1; id <= len(p.Steps); id++ {
 		s := &p.Steps[id-1]
-		switch s.State {
-		case machine.Stuck, machine.UndoStuck:
-			if isDeadLetter(s.Reason) {
-				dead = m.Step(id).Name
-				continue
-			}
-			others = append(others, id)
-		case machine.Waiting, machine.UndoWaiting:
+		switch {
+		case (s.State == machine.Stuck && s.Doubt || s.State == machine.UndoStuck && m.Step(id).Undo != machine.Local) && isDeadLetter(s.Reason):
+			dead = m.Step(id).Name
+		case slices.Contains([]machine.State{machine.Stuck, machine.UndoStuck, machine.Waiting, machine.UndoWaiting}, s.State):
 			others = append(others, id)
 		}
 	}
