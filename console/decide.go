@@ -88,6 +88,15 @@ var decisionVerbs = map[operator.Verb]decisionVerb{
 	operator.VerbCompensateTo: {operator.VerbCompensateTo, "Go back to", RoleOperator, "The steps after this one are compensated, and then the saga pauses. After a resume it runs them again."},
 }
 
+// describe returns what the verb does, about a step or about whole sagas.
+func (d *decisionVerb) describe(step string) string {
+	if d.Verb == operator.VerbRetry && step != "" {
+		return "The next attempt of the step starts now, with all attempts again. If its outcome is not known, its last message is sent again: " +
+			"its participant treats it as a duplicate if it has handled it, or has it as a dead letter."
+	}
+	return d.consequence
+}
+
 // verbOrder are the verbs for many sagas, in the order in which a page shows them.
 var verbOrder = []operator.Verb{operator.VerbRetry, operator.VerbPause, operator.VerbResume, operator.VerbCancel}
 
@@ -104,7 +113,7 @@ type decideChange struct {
 func (d *decideChange) role() Role { return d.needs }
 
 func (d *decideChange) text() changeText {
-	t := changeText{Verb: d.Label, One: "saga", Many: "sagas", Conditions: d.of, Consequence: d.consequence,
+	t := changeText{Verb: d.Label, One: "saga", Many: "sagas", Conditions: d.of, Consequence: d.describe(d.decision.Step),
 		Final: slices.Contains([]operator.Verb{operator.VerbCancel, operator.VerbSkip, operator.VerbReject}, d.Verb)}
 	if d.decision.Step != "" {
 		t.Verb += " step " + d.decision.Step + " of"

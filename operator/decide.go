@@ -49,9 +49,10 @@ const (
 	// step passes before.
 	//
 	// A participant that has the message as a dead letter must redrive that instead: it ignores the copy as a
-	// duplicate, sends no reply, and the instance waits. The dead letter of a compensation is redriven with that
-	// of its action. Without a Step, VerbRetry leaves such steps alone. It applies to all others that are stuck or
-	// wait, and to an instance that no orchestrator could continue. It is refused if there are only such steps.
+	// duplicate, sends no reply, and the instance waits. (A copy of a message that it could not read is no duplicate.)
+	// The dead letter of a compensation is redriven with that of its action. So VerbRetry sends no copy of a dead
+	// letter, unless Step and one instance are named. Without a Step, it applies to all other steps that are stuck or
+	// wait, and to an instance that no orchestrator could continue. It is refused if there are only dead letters.
 	VerbRetry Verb = "retry"
 )
 
@@ -62,6 +63,8 @@ type Decision struct {
 	Result json.RawMessage // of VerbSkip; nil: the state stays unchanged
 	By     string          // the person; required, default: [Options].By
 	Why    string          // the reason, which others can read; required, default: [Options].Why
+
+	ofMany bool // it is about all instances that a filter picks
 }
 
 // ErrRefused reports a [Decision] that would break the saga, or has no effect; the error says
@@ -192,31 +195,27 @@ func (n *Instances) moveRow(ctx context.Context, db sagarow.Querier, plans *plan
 	if err := n.checkNested(ctx, db, i, m, e); err != nil {
 		return nil, err
 	}
-	switch {
-	case d.Verb != VerbRetry || d.Step != "":
-		err = m.Apply(&i.Progress, e)
-	case faultOf(i, m) != "":
-		if err = m.Apply(&i.Progress, e); errors.Is(err, ErrRefused) {
-			err = nil
-		}
-	default:
+	if d.Verb == VerbRetry && (d.Step == "" || d.ofMany) {
 		err = retrySteps(m, &i.Progress, e)
+	} else {
+		err = m.Apply(&i.Progress, e)
 	}
-	if err != nil {
+	if err != nil && !(errors.Is(err, ErrRefused) && d.Verb == VerbRetry && d.Step == "" && faultOf(i, m) != "") {
 		return nil, err
 	}
 	return m, nil
 }
 
-// retrySteps applies a retry of all steps that are stuck or wait, except those whose message is a dead letter at the
-// participant.
+// retrySteps applies a retry of the step of e, or of all steps that are stuck or wait. It leaves a step alone whose
+// message is a dead letter at the participant.
 func retrySteps(m *machine.Machine, p *machine.Progress, e machine.Event) error {
 	var others []int
 	dead := ""
 	for id := 1; id <= len(p.Steps); id++ {
 		s := &p.Steps[id-1]
 		switch {
-		case (s.State == machine.Stuck && s.Doubt || s.State == machine.UndoStuck && m.Step(id).Undo != machine.Local) && isDeadLetter(s.Reason):
+		case e.Step != 0 && e.Step != id:
+		case (s.State == machine.Stuck && s.Doubt || s.State == machine.UndoStuck && m.Step(id).Undo != machine.Local) && isDeadLetter(s.Reason) && !isUnread(s.Reason):
 			dead = m.Step(id).Name
 		case slices.Contains([]machine.State{machine.Stuck, machine.UndoStuck, machine.Waiting, machine.UndoWaiting}, s.State):
 			others = append(others, id)
@@ -226,7 +225,7 @@ func retrySteps(m *machine.Machine, p *machine.Progress, e machine.Event) error 
 	case dead == "":
 		return m.Apply(p, e)
 	case len(others) == 0:
-		return fmt.Errorf("%w: the message of step %s is a dead letter at the participant, which would ignore a copy: redrive the dead letter, as sagamill why says; to send a copy nevertheless, name the step", ErrRefused, dead)
+		return fmt.Errorf("%w: the message of step %s is a dead letter at the participant, which must be redriven there; if the participant has lost it, retry this step of this saga alone", ErrRefused, dead)
 	}
 	for _, id := range others {
 		e.Step = id

@@ -86,6 +86,7 @@ func (n *Instances) DecideAll(ctx context.Context, filter InstanceFilter, d Deci
 	if err := n.completeDecision(&d); err != nil {
 		return Decisions{}, err
 	}
+	d.ofMany = filter.ID == ""
 	s := &decisionSweep{Instances: n, decision: d, filter: filter, plans: n.newPlanReader(), rate: rate(o.Rate)}
 	s.pageDone = func() {
 		if o.Progress != nil {
@@ -113,6 +114,7 @@ func (n *Instances) PreviewAll(ctx context.Context, filter InstanceFilter, d Dec
 	if err := n.completeDecision(&d); err != nil {
 		return Decisions{}, err
 	}
+	d.ofMany = filter.ID == ""
 	s := &decisionSweep{Instances: n, decision: d, filter: filter, plans: n.newPlanReader(), pageDone: func() {}}
 	s.each = func(_ context.Context, p *pickedInstance, refusal error) error {
 		seen := DecisionPreview{Instance: p.Instance}

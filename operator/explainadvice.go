@@ -21,6 +21,8 @@ func (q *inquiry) adviseStep(s *SagaPart, t *Timeline, step *TimelineStep, where
 		return q.formatRedrive(letters) + "; or, if it has been settled by other means, " + skip()
 	case where.What == "discarded":
 		return "a retry does not help, because the participant ignores it as a duplicate: once the step has been settled by other means, " + skip()
+	case where.What == unrecorded && isUnread(step.Reason):
+		return "the participant could not read its message: once it can, " + q.formatVerb(s, t, "retry", step) + ", and discard the dead letter"
 	case where.What == unrecorded && isDeadLetter(step.Reason):
 		return "its dead letter is in none of the schemas that were looked at: redrive it where it is; a retry does not help; or, if it has been settled by other means, " + skip()
 	case where.What == "parked", strings.HasPrefix(where.What, "reply-"):
@@ -33,6 +35,14 @@ func (q *inquiry) adviseStep(s *SagaPart, t *Timeline, step *TimelineStep, where
 // the step.
 func isDeadLetter(reason string) bool {
 	return strings.HasPrefix(reason, "dead letter, ")
+}
+
+// isUnread reports whether the participant could not read the message of a step that isDeadLetter. It has recorded nothing
+// under the step then, so that a copy runs.
+func isUnread(reason string) bool {
+	what, is := strings.CutPrefix(reason, "dead letter, ")
+	what, _, _ = strings.Cut(what, ":")
+	return is && (what == string(consumer.ReasonUndecodable) || what == string(consumer.ReasonTooLarge))
 }
 
 // listVerbs returns the verbs that a stuck step accepts.

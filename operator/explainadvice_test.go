@@ -53,3 +53,23 @@ func TestSentencesForPagesHaveNoCommands(t *testing.T) {
 		}
 	}
 }
+
+// A participant that could not read a message has recorded nothing of it: a copy runs. It ignores a copy of any other dead
+// letter.
+func TestADeadLetterIsRedrivenUnlessItWasNotRead(t *testing.T) {
+	t.Parallel()
+	s := &SagaPart{Source: Source{Name: "trips", Flags: " -schema trips"}}
+	timeline := &Timeline{Instance: Instance{Address: saga.Address{Key: "k"}}}
+	for reason, want := range map[string]string{
+		"dead letter, terminal: no such table":         "redrive it where it is; a retry does not help",
+		"dead letter, attempts-exhausted: undecodable": "redrive it where it is; a retry does not help",
+		"dead letter, undecodable: payload: EOF":       `once it can, sagamill saga retry k -schema trips -step s -why "…", and discard the dead letter`,
+		"dead letter, too-large: 9 MB":                 "once it can, sagamill saga retry k",
+		"no reply within 5s":                           "a person decides",
+	} {
+		q := &inquiry{parts: []*SagaPart{s}, told: map[any]bool{}}
+		if got := q.adviseStep(s, timeline, &TimelineStep{Number: 1, Name: "s", State: StepStuck, InDoubt: true, Reason: reason}, Finding{What: unrecorded}); !strings.Contains(got, want) {
+			t.Errorf("%s: %q, want %q", reason, got, want)
+		}
+	}
+}

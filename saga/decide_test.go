@@ -381,13 +381,91 @@ func TestRetryLeavesDeadLettersAlone(t *testing.T) {
 		t.Errorf("%d commands to mail, %v; want one", commands, err)
 	}
 	d.must("k", operator.VerbSkip, "ticket")
-	d.refused("k", operator.VerbRetry, "", "redrive the dead letter")
+	d.refused("k", operator.VerbRetry, "", "must be redriven there")
+	ofMany := operator.Decision{Verb: operator.VerbRetry, Step: "mail", By: "ann", Why: "fixed"}
+	if did, err := d.n.DecideAll(t.Context(), operator.InstanceFilter{}, ofMany, nil); err != nil || did.Decided != 0 ||
+		did.Refused["the message of step mail is a dead letter at the participant, which must be redriven there; if the participant has lost it, retry this step of this saga alone"] != 1 {
+		t.Errorf("a retry of step mail of all: %+v, %v; want it refused", did, err)
+	}
 	mended.Store(true)
 	d.redriveAll()
 	d.until("k", saga.StatusCompleted)
 	if got := d.effects("k"); got != "[pay mail]" {
 		t.Errorf("effects %s", got)
 	}
+}
+
+// A fault does not change this: its retry leaves the dead letter alone too.
+func TestRetryOfAFaultBesideADeadLetter(t *testing.T) {
+	t.Parallel()
+	d := newDesk(t)
+	pay := forward("pay", 0)
+	pay.Pivot = true
+	def := saga.Must(saga.Define("trip", 1, pay, saga.Step[trip]{Name: "send", All: []saga.Step[trip]{forward("ticket", 2), forward("mail", 2)}}))
+	d.orchestrate(def)
+	d.mute("ticket")
+	d.participate(d.booking("pay"), d.step("mail", func(bool) error { return consumer.Terminal(errors.New("no such table")) }))
+	start(d.place, def, "k", trip{Item: "x"})
+	d.sees(outermost, "pay done, ticket running, mail stuck")
+	d.exec(`UPDATE {schema}.saga SET state = '[]', due_at = clock_timestamp()`)
+	d.faulty("k")
+	d.exec(`UPDATE {schema}.saga SET state = '{"item":"x"}'`)
+	d.must("k", operator.VerbRetry, "")
+	if got := d.get("k"); got.Fault != "" || states(got) != "pay done, ticket running, mail stuck" {
+		t.Errorf("fault %q, %s", got.Fault, states(got))
+	}
+	d.open["ticket"]()
+	d.sees(outermost, "pay done, ticket done, mail stuck")
+}
+
+// A participant that could not read a command has recorded nothing, so that a copy runs.
+func TestRetryOfACommandThatCouldNotBeRead(t *testing.T) {
+	t.Parallel()
+	d := newDesk(t)
+	pay := forward("pay", 0)
+	pay.Pivot = true
+	def := saga.Must(saga.Define("trip", 1, pay))
+	d.orchestrate(def)
+	pays := d.booking("pay")
+	pays.Action = saga.On("pay.book", func(context.Context, pgx.Tx, consumer.Message[newRequest]) (answer, error) {
+		return answer{Number: "pay"}, nil
+	})
+	d.participate(pays)
+	start(d.place, def, "k", trip{Item: "x"})
+	d.sees(outermost, "pay stuck")
+	knowsNewRequests.Store(true)
+	d.must("k", operator.VerbRetry, "")
+	d.until("k", saga.StatusCompleted)
+}
+
+// A newRequest cannot be decoded until knowsNewRequests, which only one test uses.
+type newRequest struct{ Item string }
+
+var knowsNewRequests atomic.Bool
+
+func (r *newRequest) UnmarshalJSON(text []byte) error {
+	if !knowsNewRequests.Load() {
+		return errors.New("a field of a later release")
+	}
+	type plain newRequest
+	return json.Unmarshal(text, (*plain)(r))
+}
+
+// While a person decides at the participant, a deadline does not hide the dead letter.
+func TestRetryOfAParkedStepWhoseDeadlinePassed(t *testing.T) {
+	t.Parallel()
+	d := newDesk(t)
+	pay := forward("pay", 0)
+	pay.Pivot, pay.Deadline = true, time.Second
+	def := saga.Must(saga.Define("trip", 1, pay))
+	d.orchestrate(def)
+	d.participate(d.step("pay", func(bool) error { return consumer.Park(errors.New("ask ann")) }))
+	start(d.place, def, "k", trip{Item: "x"})
+	got := d.sees(outermost, "pay stuck")
+	if want := "dead letter, parked: ask ann, no reply within 1s"; got.Steps[0].Reason != want {
+		t.Errorf("reason %q, want %q", got.Steps[0].Reason, want)
+	}
+	d.refused("k", operator.VerbRetry, "", "must be redriven there")
 }
 
 // What no orchestrator could go on with has no step that is stuck: it is tried again as a whole.

@@ -91,6 +91,20 @@ func (d *desk) step(name string, before func(undo bool) error) consumer.Step {
 	}
 }
 
+// faulty waits until no orchestrator can continue an instance.
+func (d *desk) faulty(key string) {
+	d.t.Helper()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for timeout := time.After(patience); d.get(key).Fault == ""; {
+		select {
+		case <-tick.C:
+		case <-timeout:
+			d.t.Fatalf("%s has no fault", key)
+		}
+	}
+}
+
 func (d *desk) get(key string) operator.Timeline {
 	d.t.Helper()
 	return d.getAt(saga.Address{Key: key})

@@ -38,13 +38,17 @@ func (m *Machine) applyReply(p *Progress, s *Step, e Event) error {
 		if n.Kind == Local {
 			return fmt.Errorf("machine: step %s ends in the transaction that it begins in and cannot be overdue", n.Name)
 		}
-		reason := e.Reason
-		if s.Held {
-			reason = s.Reason + ", " + reason
-		}
-		s.markDoubtful(p, reason)
+		s.markDoubtful(p, s.addReason(e.Reason))
 	}
 	return nil
+}
+
+// addReason returns why a step has no reply: a held one still waits for the person who decides at the participant.
+func (s *Step) addReason(reason string) string {
+	if s.Held {
+		return s.Reason + ", " + reason
+	}
+	return reason
 }
 
 // replyToOverride takes the reply to a step that a person has skipped with a result, before the result is in the
@@ -204,7 +208,7 @@ func (m *Machine) applyTimer(p *Progress) {
 		}
 		reason := fmt.Sprintf("no reply within %s", n.Deadline)
 		if n.Pivot || m.behindPivot(i+1) {
-			s.markDoubtful(p, reason)
+			s.markDoubtful(p, s.addReason(reason))
 			continue
 		}
 		s.stopWith(Unknown, reason)

@@ -114,7 +114,7 @@ func addStep(c *cli.Call, d *operator.Decision) {
 	case operator.VerbSkip, operator.VerbReject, operator.VerbRetry:
 		usage := "name of the step"
 		if d.Verb == operator.VerbRetry {
-			usage += "; default: all steps that are stuck or that wait for a retry"
+			usage += "; default: all steps that are stuck or that wait for a retry, except dead letters at the participant"
 		}
 		c.Flags.StringVar(&d.Step, "step", "", usage)
 	}
