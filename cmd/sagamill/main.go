@@ -11,7 +11,7 @@
 //	sagamill migrate print           print the SQL of the tables, for people who apply it themselves
 //	sagamill migrate roles           print the SQL of database roles that have the privileges that each process needs
 //	sagamill migrate version         print how many migrations the schema has had, and which parts it has
-//	sagamill migrate down            revert the schema to a version; version 0 removes every table
+//	sagamill migrate down            revert the schema to a version; version 0 removes every table except schema_version
 //
 //	sagamill outbox status           print how many messages are unpublished, and which relay is active
 //	sagamill outbox dead list        list messages that the broker refused until their attempts were used up

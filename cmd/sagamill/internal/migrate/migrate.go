@@ -21,7 +21,7 @@ func Commands() []cli.Command {
 		{Words: "migrate print", About: "print the SQL of the tables, for people who apply this SQL themselves", Run: migratePrint},
 		{Words: "migrate roles", About: "print SQL that creates a database role for each kind of process, with the privileges that this kind of process needs", Run: migrateRoles},
 		{Words: "migrate version", About: "print how many migrations have been applied to the schema, and which of these parts the schema has: idempotency, outbox, inbox, saga", Run: migrateVersion},
-		{Words: "migrate down", About: "revert the schema to the version in -to; with -to 0, remove every table", Run: migrateDown},
+		{Words: "migrate down", About: "revert the schema to the version in -to; with -to 0, remove every table except schema_version", Run: migrateDown},
 	}
 }
 
@@ -168,7 +168,7 @@ func migrateDown(ctx context.Context, c *cli.Call) error {
 		return err
 	}
 	if *to < 0 || *to > math.MaxInt32 {
-		return errors.New("say how far with -to; 0 removes every table and what it holds")
+		return errors.New("say how far with -to; 0 removes every table except schema_version, with all rows")
 	}
 	if !yes {
 		if err := printVersion(ctx, c, at); err != nil {
