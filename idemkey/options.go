@@ -156,9 +156,9 @@ type Limits struct {
 	Wait time.Duration
 
 	MaxAttempts int // largest number of runs of the handler for one key; if the last of these runs fails too, the outcome of the request counts as unknown; default: no limit
-	// MaxInFlightPerScope is how many handlers may run at the same time for one scope in this process, on all routes
-	// together. A route without this limit does not count. Over the limit a request is answered with 503, unless its
-	// record decides it. Default: no limit.
+	// MaxInFlightPerScope is how many handlers may run at the same time for one scope in this process, on all routes that
+	// have this limit together. A route without this limit does not count. Over the limit a request is answered with
+	// 503, unless its record decides it. Default: no limit.
 	MaxInFlightPerScope int
 
 	MaxRequestBody int64 // largest body of a request with a key; a request with a larger body gets 413; default: 1 MiB
