@@ -133,9 +133,11 @@ func (l *leader) goRounds(ctx, work context.Context) error {
 		switch {
 		case errors.Is(err, errOvertaken):
 			return err
-		case work.Err() != nil && stopping:
-			return nil
 		case work.Err() != nil:
+			l.reportUnfinished(ctx, context.Cause(work))
+			if stopping {
+				return nil
+			}
 			return context.Cause(work)
 		case err != nil:
 			l.failures++
@@ -146,11 +148,22 @@ func (l *leader) goRounds(ctx, work context.Context) error {
 		}
 		l.signals.passed.Send(n)
 		if stopping && l.isFinished() {
-			return nil // the next relay publishes the messages in flight again
+			l.reportUnfinished(ctx, errNoConfirm)
+			return nil
 		}
 		if stopping || ctx.Err() == nil {
 			l.waitForWork(ctx, work, n)
 		}
+	}
+}
+
+// errNoConfirm is why messages stay in flight if the broker does not answer.
+var errNoConfirm = errors.New("outbox: the broker has not confirmed them")
+
+// reportUnfinished logs that a tenure ends with messages in flight, if it does.
+func (l *leader) reportUnfinished(ctx context.Context, cause error) {
+	if pages := len(l.window.pages); pages > 0 {
+		l.opts.Logger.WarnContext(ctx, "outbox: the lead ends with messages in flight, which the next relay publishes again", "schema", l.opts.Schema, "pages", pages, "error", cause)
 	}
 }
 
