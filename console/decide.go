@@ -88,13 +88,16 @@ var decisionVerbs = map[operator.Verb]decisionVerb{
 	operator.VerbCompensateTo: {operator.VerbCompensateTo, "Go back to", RoleOperator, "The steps after this one are compensated, and then the saga pauses. After a resume it runs them again."},
 }
 
-// describe returns what the verb does, about a step or about whole sagas.
-func (d *decisionVerb) describe(step string) string {
-	if d.Verb == operator.VerbRetry && step != "" {
-		return "The next attempt of the step starts now, with all attempts again. If its outcome is not known, its last message is sent again: " +
-			"its participant treats it as a duplicate if it has handled it, or has it as a dead letter."
+// describe returns what the verb does to one saga or to many, about a step or, without one, about the saga as a whole.
+func (d *decisionVerb) describe(step string, one bool) string {
+	if d.Verb != operator.VerbRetry || step == "" {
+		return d.consequence
 	}
-	return d.consequence
+	says := "The next attempt of the step starts now, with all attempts again. If its outcome is not known, its last message is sent again: "
+	if one {
+		return says + "its participant treats it as a duplicate if it has handled it, or has it as a dead letter."
+	}
+	return says + "its participant treats it as a duplicate if it has handled it. A step whose message is a dead letter at its participant is left alone: redrive that."
 }
 
 // verbOrder are the verbs for many sagas, in the order in which a page shows them.
@@ -113,7 +116,7 @@ type decideChange struct {
 func (d *decideChange) role() Role { return d.needs }
 
 func (d *decideChange) text() changeText {
-	t := changeText{Verb: d.Label, One: "saga", Many: "sagas", Conditions: d.of, Consequence: d.describe(d.decision.Step),
+	t := changeText{Verb: d.Label, One: "saga", Many: "sagas", Conditions: d.of, Consequence: d.describe(d.decision.Step, d.one),
 		Final: slices.Contains([]operator.Verb{operator.VerbCancel, operator.VerbSkip, operator.VerbReject}, d.Verb)}
 	if d.decision.Step != "" {
 		t.Verb += " step " + d.decision.Step + " of"

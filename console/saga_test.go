@@ -254,7 +254,7 @@ func TestVerbsOnOneSaga(t *testing.T) {
 	f.putTour(t, "k", "stuck", `{"phase":"running","steps":[{"state":"done","attempt":1},{"state":"done","attempt":1},{"state":"stuck","attempt":1,"reason":"no room"},{},{}]}`)
 	f.putTour(t, "other", "stuck", `{"phase":"running","steps":[{"state":"done","attempt":1},{"state":"done","attempt":1},{"state":"stuck","attempt":1,"reason":"no room"},{},{}]}`)
 	text := f.getSaga(t, "k")
-	requireTexts(t, "the page", text, "Not now: it is not paused.", "It would undo flight.", `name="verb" value="cancel"`, `name="verb" value="retry"`, `<input type="hidden" name="to" value="hotel">`, "Needs the role admin")
+	requireTexts(t, "the page", text, "Not now: it is not paused.", "It would undo flight.", "or has it as a dead letter.", `name="verb" value="cancel"`, `name="verb" value="retry"`, `<input type="hidden" name="to" value="hotel">`, "Needs the role admin")
 	if strings.Contains(text, `name="verb" value="skip"`) || strings.Contains(text, `name="verb" value="resume"`) {
 		t.Error("the page offers a verb that would be refused")
 	}
@@ -278,6 +278,8 @@ func TestVerbsOnOneSaga(t *testing.T) {
 	if response, _ := f.get(t, "/change/decide?verb=skip&to=hotel&key=k"); response.StatusCode != http.StatusBadRequest {
 		t.Errorf("a skip of many sagas = %d, want 400", response.StatusCode)
 	}
+	_, text = f.get(t, "/change/decide?"+buildTestQuery("in", "main/"+f.schema, "step", "hotel", "verb", "retry"))
+	requireTexts(t, "a retry of a step of many", text, "A step whose message is a dead letter at its participant is left alone")
 	if token := f.previewToken(t, query("skip", "&to=hotel&result={}")); token != "" {
 		t.Error("an operator may skip")
 	}

@@ -28,7 +28,7 @@ type hiddenField struct{ Name, Value string }
 func listVerbs(s *sagaReading, choices []operator.Choice, role Role) (whole, steps []verbLine) {
 	for _, choice := range choices {
 		verb := decisionVerbs[choice.Verb]
-		l := verbLine{decisionVerb: verb, Step: choice.Step, Says: verb.describe(choice.Step), Refusal: choice.Refusal, Denied: role < verb.needs, Result: choice.Verb == operator.VerbSkip}
+		l := verbLine{decisionVerb: verb, Step: choice.Step, Says: verb.describe(choice.Step, true), Refusal: choice.Refusal, Denied: role < verb.needs, Result: choice.Verb == operator.VerbSkip}
 		fields := []hiddenField{{"in", s.home.Name}, {"scope", s.timeline.Scope}, {"key", s.timeline.Key}, {"id", s.timeline.ID}}
 		if choice.Verb == operator.VerbCancel && choice.Refusal == "" {
 			l.Says = strings.TrimSpace(describeUndo(s.timeline, "") + " " + l.Says)

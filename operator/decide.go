@@ -64,7 +64,7 @@ type Decision struct {
 	By     string          // the person; required, default: [Options].By
 	Why    string          // the reason, which others can read; required, default: [Options].Why
 
-	ofMany bool // it is about all instances that a filter picks
+	ofMany bool // it is about all instances that a filter picks, and no person has looked at each
 }
 
 // ErrRefused reports a [Decision] that would break the saga, or has no effect; the error says

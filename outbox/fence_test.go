@@ -1,10 +1,12 @@
 package outbox
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -116,6 +118,47 @@ func TestARelayThatHangsInThePublisherIsOvertaken(t *testing.T) {
 	}
 	if got := strings.Join(f.broker.payloads(), " "); got != "1 2 3" {
 		t.Errorf("published %q", got)
+	}
+}
+
+// A silentBroker answers nothing until the context of a call ends.
+type silentBroker struct {
+	entered chan struct{}
+	once    sync.Once
+}
+
+func (b *silentBroker) PublishBatch(ctx context.Context, batch []Publication) []error {
+	b.once.Do(func() { close(b.entered) })
+	<-ctx.Done()
+	return slices.Repeat([]error{ctx.Err()}, len(batch))
+}
+
+// A relay that cannot renew its lease says that its messages are not settled, before it gives up the lead.
+func TestALeaseThatRunsOutIsTold(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	broker := &silentBroker{entered: make(chan struct{})}
+	var said bytes.Buffer
+	r, err := NewRelay(f.pool, broker, &RelayOptions{Schema: f.schema, Lease: time.Second, Logger: slog.New(slog.NewTextHandler(&said, nil))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.signals.rested.Enable()
+	f.write(t, msg("k", "1"))
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- r.Run(ctx) }()
+	<-broker.entered
+	err = pgx.BeginFunc(t.Context(), f.pool, func(tx pgx.Tx) error { // no renewal gets past this lock
+		if _, err := tx.Exec(t.Context(), "SELECT FROM "+f.schema+".outbox_relay FOR UPDATE"); err != nil {
+			return err
+		}
+		r.signals.rested.WaitFor(t, func(err error) bool { return errors.Is(err, errExpired) })
+		return nil
+	})
+	stop()
+	if err := errors.Join(err, <-done); err != nil || !strings.Contains(said.String(), leadUnfinished) {
+		t.Errorf("Run = %v; the log does not say that messages are left: %s", err, said.String())
 	}
 }
 

@@ -160,10 +160,13 @@ func (l *leader) goRounds(ctx, work context.Context) error {
 // errNoConfirm is why messages stay in flight if the broker does not answer.
 var errNoConfirm = errors.New("outbox: the broker has not confirmed them")
 
-// reportUnfinished logs that a tenure ends with messages in flight, if it does.
+// leadUnfinished is what the log says of a tenure that ends before all that it has read is settled.
+const leadUnfinished = "outbox: the lead ends before all messages that were read are settled; the next relay publishes them, some perhaps again"
+
+// reportUnfinished logs if a tenure ends before all that it has read is settled.
 func (l *leader) reportUnfinished(ctx context.Context, cause error) {
 	if pages := len(l.window.pages); pages > 0 {
-		l.opts.Logger.WarnContext(ctx, "outbox: the lead ends with messages in flight, which the next relay publishes again", "schema", l.opts.Schema, "pages", pages, "error", cause)
+		l.opts.Logger.WarnContext(ctx, leadUnfinished, "schema", l.opts.Schema, "pages", pages, "error", cause)
 	}
 }
 
@@ -298,8 +301,8 @@ func (l *leader) readHeld(ctx context.Context) (int, error) {
 	return len(rows), err
 }
 
-// moveDelayed moves delayed messages that are due into the log, which is then read at once. So it is after a move that
-// failed: its COMMIT may have been executed.
+// moveDelayed moves delayed messages that are due into the log, which is then read at once. The log is also read at once
+// after a move that failed: its COMMIT may have been executed.
 func (l *leader) moveDelayed(ctx context.Context) (int, error) {
 	failed := l.held.unmoved
 	moved, err := l.held.moveDelayed(ctx)

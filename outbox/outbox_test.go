@@ -107,7 +107,7 @@ func (f *fixture) relay(t *testing.T, opts RelayOptions) *Relay {
 	opts.Retention = stdcmp.Or(opts.Retention, NoRetention)
 	opts.PollMax = stdcmp.Or(opts.PollMax, 250*time.Millisecond) // the fixture's writes wake no relay
 	opts.DrainTimeout = stdcmp.Or(opts.DrainTimeout, time.Second)
-	opts.Logger = slog.New(slog.DiscardHandler)
+	opts.Logger = stdcmp.Or(opts.Logger, slog.New(slog.DiscardHandler))
 	r, err := NewRelay(f.pool, f.broker, &opts)
 	if err != nil {
 		t.Fatalf("NewRelay: %v", err)

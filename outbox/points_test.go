@@ -284,7 +284,7 @@ func (f *field) license(changes int, action string) {
 		meant = 2
 	}
 	crashes := max(0, changes-meant)
-	if !f.at.still || strings.Contains(f.child.words(), "the lead ends with messages in flight") {
+	if !f.at.still || strings.Contains(f.child.words(), outbox.LeadUnfinished) {
 		crashes++ // on a busy machine the lease can end before the relay leaves
 	}
 	f.licences[len(f.licences)-1].Repeats = crashes * window

@@ -1,8 +1,10 @@
 package outbox
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
+	"log/slog"
 	"strings"
 	"testing"
 	"time"
@@ -16,9 +18,13 @@ func TestAStopDoesNotWaitForABrokerThatIsAway(t *testing.T) {
 	for i := range 20 {
 		f.write(t, msg(fmt.Sprint("k", i), "x"))
 	}
-	r := f.relay(t, RelayOptions{DrainTimeout: time.Hour})
+	var said bytes.Buffer
+	r := f.relay(t, RelayOptions{DrainTimeout: time.Hour, Logger: slog.New(slog.NewTextHandler(&said, nil))})
 	if err := settle(t, r); err == nil { // it would hang here
 		t.Error("the broker was not away")
+	}
+	if !strings.Contains(said.String(), leadUnfinished) {
+		t.Errorf("the log does not say that messages are left: %s", said.String())
 	}
 	if s := f.stats(t, r); s != (counts{Stored: 20}) {
 		t.Errorf("left over: %+v, want all stored", s)

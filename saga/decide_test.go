@@ -351,15 +351,21 @@ func TestRetryOfACompensation(t *testing.T) {
 	}
 }
 
+// orchestrateDelivery runs an orchestrator of a saga with the pivot pay, and then ticket and mail in parallel.
+func (d *desk) orchestrateDelivery() *saga.Definition[trip] {
+	pay := forward("pay", 0)
+	pay.Pivot = true
+	def := saga.Must(saga.Define("trip", 1, pay, saga.Step[trip]{Name: "send", All: []saga.Step[trip]{forward("ticket", 2), forward("mail", 2)}}))
+	d.orchestrate(def)
+	return def
+}
+
 // A retry of all steps leaves a step alone whose command is a dead letter: the participant would ignore a copy, and the saga
 // would look as if it ran.
 func TestRetryLeavesDeadLettersAlone(t *testing.T) {
 	t.Parallel()
 	d := newDesk(t)
-	pay := forward("pay", 0)
-	pay.Pivot = true
-	def := saga.Must(saga.Define("trip", 1, pay, saga.Step[trip]{Name: "send", All: []saga.Step[trip]{forward("ticket", 2), forward("mail", 2)}}))
-	d.orchestrate(def)
+	def := d.orchestrateDelivery()
 	var mended atomic.Bool
 	mail := d.step("mail", func(bool) error {
 		if !mended.Load() {
@@ -399,10 +405,7 @@ func TestRetryLeavesDeadLettersAlone(t *testing.T) {
 func TestRetryOfAFaultBesideADeadLetter(t *testing.T) {
 	t.Parallel()
 	d := newDesk(t)
-	pay := forward("pay", 0)
-	pay.Pivot = true
-	def := saga.Must(saga.Define("trip", 1, pay, saga.Step[trip]{Name: "send", All: []saga.Step[trip]{forward("ticket", 2), forward("mail", 2)}}))
-	d.orchestrate(def)
+	def := d.orchestrateDelivery()
 	d.mute("ticket")
 	d.participate(d.booking("pay"), d.step("mail", func(bool) error { return consumer.Terminal(errors.New("no such table")) }))
 	start(d.place, def, "k", trip{Item: "x"})

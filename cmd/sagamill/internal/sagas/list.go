@@ -26,7 +26,7 @@ func Commands() []cli.Command {
 		{Words: "saga compensate", About: "take an instance back to the step that you name with -to: undo the later steps, then pause the instance", Run: decideStep(operator.VerbCompensateTo)},
 		{Words: "saga skip", About: "treat the step that you name with -step as done, with the result that you give with -result; if the step is being undone, treat it as undone", Run: decideStep(operator.VerbSkip)},
 		{Words: "saga reject", About: "treat the step that you name with -step as a step that had no effect; the saga then compensates", Run: decideStep(operator.VerbReject)},
-		{Words: "saga retry", About: "try the step that you name with -step again now; without -step, try again all steps that are stuck or that wait for a retry, except steps whose message is a dead letter at the participant", Run: decideStep(operator.VerbRetry)},
+		{Words: "saga retry", About: "try the step that you name with -step again now; without -step, try again all steps that are stuck or that wait for a retry, except dead letters at the participant", Run: decideStep(operator.VerbRetry)},
 		{Words: "saga check", About: "print which versions of sagas have live instances, and whether the binary that -manifest describes can finish these instances", Run: sagaCheck},
 	}
 }
