@@ -6,7 +6,8 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/sagamill/sagamill/internal/pgaway"
+	"github.com/sagamill/sagamill/internal/pg"
+	"github.com/sagamill/sagamill/internal/sqlschema"
 	"github.com/sagamill/sagamill/migrations"
 )
 
@@ -45,10 +46,18 @@ func (s *Service) prepareTables(ctx context.Context) error {
 	if s.config.NoMigrations {
 		work = s.checkVersions
 	}
-	return pgaway.RetryUntilReachable(ctx, func(err error) {
+	return pg.RetryUntilReachable(ctx, func(err error) {
 		s.config.Logger.WarnContext(ctx, "sagamill: the database cannot be reached; trying again", "service", s.config.Name, "error", err)
-	}, work)
+	}, func(ctx context.Context) error {
+		if err := work(ctx); err != nil {
+			return err
+		}
+		return pg.CheckHidden(ctx, s.db, sqlschema.Bind(s.config.Schema, sqlFindHidden))
+	})
 }
+
+// sqlFindHidden finds a table of which row-level security hides rows from the service: it would take them for absent.
+var sqlFindHidden = pg.SQLFindHidden(sqlschema.Tables...)
 
 func (s *Service) migrationsURL() string {
 	return cmp.Or(s.config.MigrationsURL, s.config.DatabaseURL, s.db.Config().ConnString())

@@ -17,6 +17,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/sagamill/sagamill/internal/pg"
 	"github.com/sagamill/sagamill/operator"
 )
 
@@ -158,7 +159,7 @@ func (c *Console) locateLetter(ctx context.Context, v *letterPageView, side lett
 	}
 	begin := fmt.Sprintf("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET LOCAL statement_timeout = %d", max(1, side.timeout.Milliseconds()))
 	var found operator.InboxRows
-	err = pgx.BeginTxFunc(ctx, side.pool, pgx.TxOptions{BeginQuery: begin}, func(tx pgx.Tx) (err error) {
+	err = pg.NewOwn(side.pool).InTx(ctx, pgx.TxOptions{BeginQuery: begin}, func(tx pgx.Tx) (err error) {
 		found, err = locator.Inbox(ctx, tx, operator.LocateFilter{Scope: v.Scope, Key: v.Key})
 		return err
 	})

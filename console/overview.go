@@ -247,6 +247,7 @@ func linkReason(p *place, step, reason string) string {
 // problemTexts say what each kind of problem is.
 var problemTexts = map[operator.ProblemKind]string{
 	operator.ProblemMigration:    "Migrations are missing in the schema.",
+	operator.ProblemHidden:       "Row-level security hides rows of a table from the role of the console: this page is incomplete.",
 	operator.ProblemGrant:        "The role of the console may not read all parts: this page is incomplete.",
 	operator.ProblemRepair:       "A part of the schema could not be read.",
 	operator.ProblemRelay:        "Messages are stored, and no relay is active.",

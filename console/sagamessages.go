@@ -11,6 +11,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/sagamill/sagamill/internal/pg"
 	"github.com/sagamill/sagamill/operator"
 )
 
@@ -115,7 +116,7 @@ func (c *Console) readMessages(ctx context.Context, p *place, messages []message
 	}
 	var contents []operator.MessageContent
 	limited := fmt.Sprintf("BEGIN READ ONLY; SET LOCAL statement_timeout = %d", max(1, c.opts.ReadTimeout.Milliseconds()))
-	err = pgx.BeginTxFunc(ctx, p.pool, pgx.TxOptions{BeginQuery: limited}, func(tx pgx.Tx) error {
+	err = pg.NewOwn(p.pool).InTx(ctx, pgx.TxOptions{BeginQuery: limited}, func(tx pgx.Tx) error {
 		contents, err = l.Contents(ctx, tx, ids, maxRead)
 		return err
 	})

@@ -144,7 +144,7 @@ var batchFailures = map[string]struct {
 		in.Queue("SELECT 1/($1::integer - 1)", 1)
 		_, err := tx.Exec(ctx, "SELECT 1")
 		return err
-	}, "retrying action failed 2", "retrying", true},
+	}, "retrying action failed 1", "retrying", false},
 }
 
 // One message of a batch fails, in each way that it can. It is dealt with as if it

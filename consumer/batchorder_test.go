@@ -146,7 +146,7 @@ func TestAHandlerSeesWhatItsSagaHasQueued(t *testing.T) {
 	f := newFixture(t)
 	c := f.consumer(t, Options{BatchTime: time.Minute}, f.step(f.counts, nil))
 	settle(t, c, numbered("b", "1"), numbered("c", "1"), numbered("b", "2"), numbered("a", "1"), numbered("b", "3"))
-	if got, want := f.effects(t), "b1 saw 0, b2 saw 1, a1 saw 0, b3 saw 2, c1 saw 0"; got != want {
+	if got, want := f.effects(t), "a1 saw 0, b1 saw 0, b2 saw 1, b3 saw 2, c1 saw 0"; got != want {
 		t.Errorf("effects %q, want %q", got, want)
 	}
 	if xids := f.texts(t, "SELECT DISTINCT xmin::text FROM {schema}.inbox"); len(xids) != 1 {
@@ -177,7 +177,7 @@ func TestWhatASagaHasQueuedFails(t *testing.T) {
 					return nil
 				}, nil))
 				settle(t, c, numbered("a", "1"), numbered("b", "1"), numbered("b", "2"), numbered("b", "3"), numbered("c", "1"))
-				if got, want := f.effects(t), "b1 saw 0, a1 saw 0, b3 saw 1, c1 saw 0"; got != want || entries != 5 {
+				if got, want := f.effects(t), "a1 saw 0, b1 saw 0, b3 saw 1, c1 saw 0"; got != want || entries != 5 {
 					t.Errorf("effects %q after %d entries, want %q after 5", got, entries, want)
 				}
 				if got, want := f.parked(t), "retrying action failed 1"; got != want {

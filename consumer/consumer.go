@@ -19,6 +19,7 @@ import (
 	"github.com/sagamill/sagamill/internal/drain"
 	"github.com/sagamill/sagamill/internal/guard"
 	"github.com/sagamill/sagamill/internal/inbox"
+	"github.com/sagamill/sagamill/internal/pg"
 	"github.com/sagamill/sagamill/internal/sqlschema"
 	"github.com/sagamill/sagamill/internal/testsignal"
 	"github.com/sagamill/sagamill/outbox"
@@ -99,7 +100,7 @@ func (c *Consumer) connectStages(db *pgxpool.Pool, writer *outbox.Writer, routes
 	o := &c.opts
 	sql, retention := newQueries(o.Schema, o.ConnectionCheck), newRetentionQueries(o.Schema)
 	reporter := &reporter{observer: o.Observer, log: o.Logger, counters: c.counters}
-	database := &database{db: db, limitIdle: sql.limitIdle}
+	database := &database{db: pg.NewOwn(db), sql: sql}
 	retries := make(chan struct{}, 1)
 	c.settler = &settler{
 		sql: sql, retention: retention, outbox: writer, wake: o.Wake, retries: retries, signals: c.signals,

@@ -11,6 +11,7 @@ import (
 
 	"github.com/sagamill/sagamill/internal/inbox"
 	"github.com/sagamill/sagamill/internal/sqlschema"
+	"github.com/sagamill/sagamill/internal/txguard"
 )
 
 // A Call has an effect outside the database, such as a charge at a payment provider, and returns its result. It
@@ -184,29 +185,29 @@ WHERE scope = $1 AND key = $2 AND step = $3 AND n = $4 AND kind = $5 AND state =
 
 // sqlLeaseParked leases a parked copy, under its lock. No other instance takes the message before the lease is over,
 // unless this transaction rolls back.
-const sqlLeaseParked = `
+var sqlLeaseParked = txguard.MustChange(`
 UPDATE {schema}.parked
 SET reason = 'calling', in_doubt = true, last_at = clock_timestamp(), due_at = clock_timestamp() + $2 * interval '1 microsecond',
 	` + inbox.SQLKeepFailure + `
-WHERE id = $1`
+WHERE id = $1`)
 
 // sqlSetDoubt records whether the message that was just parked may have had its effect. $3 moves last_at of a
 // retrying message ahead by microseconds: Settle after last_at is then not before a call that verify could not be
 // asked about has settled.
-const sqlSetDoubt = `
+var sqlSetDoubt = txguard.MustChange(`
 UPDATE {schema}.parked
 SET in_doubt = $2, last_at = last_at + CASE state WHEN 'retrying' THEN $3::bigint ELSE 0 END * interval '1 microsecond'
-WHERE id = $1`
+WHERE id = $1`)
 
 // sqlPostpone makes an attempt that asked verify too early due when the call in doubt has settled, $2 from now. It
 // does not count as an attempt. last_at becomes the end of that call, $3 (Settle) before it has settled: by that the
 // next attempt knows that it has. Both times come from one look at the clock.
-const sqlPostpone = `
+var sqlPostpone = txguard.MustChange(`
 UPDATE {schema}.parked
 SET attempts = attempts - 1, reason = 'unsettled', due_at = t.now + $2::bigint * interval '1 microsecond',
 	last_at = t.now + ($2::bigint - $3::bigint) * interval '1 microsecond'
 FROM (SELECT clock_timestamp() AS now) AS t
-WHERE id = $1`
+WHERE id = $1`)
 
 type effectQueries struct {
 	readDoubt, leaseDelivery, readOther, leaseParked, setDoubt, postpone string

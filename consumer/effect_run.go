@@ -403,7 +403,7 @@ func (e *effects) lockLeased(ctx context.Context, conn *pgx.Conn, a *attempt) (p
 	ours := false
 	b := &pgx.Batch{}
 	b.BeginTx(readCommitted)
-	b.Queue(e.sql.limitIdle, milliseconds(idleLimit([]*attempt{a})))
+	b.Queue(e.sql.limitIdle, milliseconds(idleLimit([]*attempt{a}))).QueryRow(func(row pgx.Row) error { return row.Scan(nil, &a.role) })
 	b.Queue(e.sql.lockStep, a.identity()...).QueryRow(func(row pgx.Row) error { return row.Scan(a.found.columns()...) })
 	b.Queue(e.sql.lockParked, a.parked.fence()...).QueryRow(func(row pgx.Row) error { return row.Scan(&ours) })
 	b.Queue("SAVEPOINT " + stepSavepoint)
@@ -411,7 +411,7 @@ func (e *effects) lockLeased(ctx context.Context, conn *pgx.Conn, a *attempt) (p
 	err := results.Close()
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
-		return nil, errGone
+		return nil, cmp.Or(e.database.checkHidden(ctx, results.Tx()), errGone)
 	case err != nil:
 		return nil, fmt.Errorf("consumer: lock effect: %w", err)
 	}

@@ -14,6 +14,8 @@ import (
 	"github.com/sagamill/sagamill/internal/backoff"
 	"github.com/sagamill/sagamill/internal/failpoint"
 	"github.com/sagamill/sagamill/internal/guard"
+	"github.com/sagamill/sagamill/internal/lazytx"
+	"github.com/sagamill/sagamill/internal/pg"
 	"github.com/sagamill/sagamill/internal/sqlschema"
 	"github.com/sagamill/sagamill/internal/txguard"
 	"github.com/sagamill/sagamill/outbox"
@@ -27,11 +29,15 @@ var (
 	errTxEnded   = errors.New("consumer: the handler ended the transaction")
 	errConnLost  = errors.New("consumer: the connection was lost while the handler ran")
 	errTxAborted = errors.New("consumer: the handler returned nil after a statement had failed in its transaction")
-	errTxBusy    = errors.New("consumer: the handler returned before it had read all rows of a query, or closed them")
+	errTxInUse   = fmt.Errorf("consumer: the handler returned, and %w", lazytx.ErrInUse)
 )
 
 // ErrTxManaged reports that a handler called Commit or Rollback on its transaction. The transaction is unaffected.
 var ErrTxManaged = txguard.ErrManaged
+
+// ErrSessionSetting reports a statement of a handler that would change a setting of the session, such as SET without
+// LOCAL. The session serves other messages afterwards. The statement was not sent, and the transaction is unaffected.
+var ErrSessionSetting = txguard.ErrSession
 
 // An attempt is a received message while it is executed. It lives until the message is settled, through several
 // transactions if one of them is lost.
@@ -195,7 +201,7 @@ const (
 // may reach a database that this one cannot. A redelivered message is tried for half a minute while the database is
 // away. Otherwise an outage would use up the broker's delivery limit.
 func (e boardEntry) maxTriesFor(err error) int {
-	if e.msg.Metadata.Get(outbox.PropertyRedelivered) == "true" && (isUnavailable(err) || isNoLogin(err) || errors.Is(err, ErrVerifyLater)) {
+	if e.msg.Metadata.Get(outbox.PropertyRedelivered) == "true" && (isUnavailable(err) || isNoLogin(err) || errors.Is(err, pg.ErrHidden) || errors.Is(err, ErrVerifyLater)) {
 		return redeliveredTries
 	}
 	return maxTries
@@ -399,6 +405,11 @@ func (x *executor) runHandler(ctx context.Context, tx pgx.Tx, a *attempt) error 
 		return err
 	}
 	x.reporter.logFailure(ctx, a, err)
+	if errors.Is(err, errTxInUse) {
+		a.leaked = !a.older
+		return err
+	}
+	x.database.suspectSession(tx.Conn(), err)
 	switch {
 	case errors.Is(err, errTxEnded):
 		return errors.Join(err, x.claimer.reopenClaim(ctx, a))

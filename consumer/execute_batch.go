@@ -43,6 +43,7 @@ type batch struct {
 	succeeded  []*attempt // attempts whose handlers have succeeded, to be committed
 	savepoints int
 	worked     bool // something was executed after the claims
+	otherRole  bool // a function of the user has used the transaction, and may have set another role
 	prepared   []preparedGroup
 }
 
@@ -61,7 +62,7 @@ func (x *executor) executeBatch(ctx, work context.Context, attempts []*attempt) 
 		return attempts[b.ran:]
 	}
 	x.reporter.log.WarnContext(ctx, "consumer: a batch failed, and its messages are tried one by one", "messages", len(attempts), "error", err)
-	if errors.Is(err, errTxEnded) || errors.Is(err, errConnLost) {
+	if errors.Is(err, errTxEnded) || errors.Is(err, errConnLost) || errors.Is(err, errTxInUse) {
 		b.reopenUntilDone(ctx, work)
 	}
 	x.reporter.reportUndone(work, attempts)
@@ -122,21 +123,24 @@ func (b *batch) executeMember(ctx context.Context, a *attempt) error {
 	b.x.signals.decided.Send(v)
 	if v != run {
 		b.worked = true
+		if err := b.returnToRole(ctx); err != nil {
+			return err
+		}
 		return b.x.settler.settleVerdict(ctx, b.tx, a, v)
 	}
-	part := lazytx.Nested(b.tx, stepSavepoint)
-	err := b.x.handlers.enterHandler(b.contextFor(ctx, a.step), b.tx.Conn(), part.Holder(), a)
+	part := lazytx.Nested(b.tx, stepSavepoint, b.queueReturnToRole)
+	err := b.x.handlers.enterHandler(b.contextFor(ctx, a.step), b.tx.Conn(), part, a)
 	switch {
-	case !part.End():
-		_ = b.tx.Conn().Close(ctx) // statements that the handler has left running must not reach the next handler
-		return errors.Join(errors.New("consumer: a handler returned while it was using its transaction"), err)
+	case errors.Is(err, errTxInUse):
+		a.lose(err)
+		return err
 	case a.phase == phasePending:
 		return err
 	case err == nil:
 		err = checkEmitted(a.out.msgs)
 	}
 	if part.Began() {
-		a.direct, b.worked = true, true
+		a.direct, b.worked, b.otherRole = true, true, true
 		a.load.direct.Store(true)
 		b.savepoints++
 	}
@@ -150,10 +154,34 @@ func (b *batch) executeMember(ctx context.Context, a *attempt) error {
 	return b.recordFailure(ctx, a, err)
 }
 
-// mustFlush reports whether a later handler of the same key in this batch must see what a's handler has queued.
+// queueReturnToRole adds to batch what makes the transaction run as the role with which it was opened, if a function of
+// the user may have set another one.
+func (b *batch) queueReturnToRole(batch *pgx.Batch) {
+	if b.otherRole {
+		batch.Queue(txguard.ReturnToRole(b.attempts[0].role))
+		b.otherRole = false // else the transaction has failed
+	}
+}
+
+func (b *batch) returnToRole(ctx context.Context) error {
+	own := &pgx.Batch{}
+	if b.queueReturnToRole(own); own.Len() == 0 {
+		return nil
+	}
+	if err := b.tx.SendBatch(ctx, own).Close(); err != nil {
+		return fmt.Errorf("consumer: return to role: %w", err)
+	}
+	return nil
+}
+
+// mustFlush reports whether what a's handler has queued must be executed before the next handler is entered: a later
+// handler of the same key must see it. A handler that has used its transaction may have set a role for it.
 func (b *batch) mustFlush(a *attempt) bool {
 	if len(a.out.statements) == 0 {
 		return false
+	}
+	if a.direct {
+		return true
 	}
 	for _, next := range b.attempts[b.ran+1:] {
 		if compareKey(a, next) != 0 {
@@ -171,6 +199,9 @@ func (b *batch) mustFlush(a *attempt) bool {
 func (b *batch) flushQueued(ctx context.Context, a *attempt) error {
 	b.worked = true
 	if !a.direct {
+		if err := b.returnToRole(ctx); err != nil {
+			return err
+		}
 		if err := b.setStepSavepoint(ctx, a); err != nil {
 			return err
 		}
@@ -193,6 +224,7 @@ func (b *batch) setStepSavepoint(ctx context.Context, a *attempt) error {
 func (b *batch) sendQueued(ctx context.Context, a *attempt) error {
 	own := &pgx.Batch{}
 	a.out.queueInto(own)
+	b.otherRole = true
 	err := b.tx.Conn().SendBatch(ctx, own).Close()
 	if err == nil {
 		a.out.statements = nil
@@ -204,6 +236,7 @@ func (b *batch) sendQueued(ctx context.Context, a *attempt) error {
 func (b *batch) recordFailure(ctx context.Context, a *attempt, cause error) error {
 	b.worked = true
 	b.x.reporter.logFailure(ctx, a, cause)
+	b.x.database.suspectSession(b.tx.Conn(), cause)
 	if conn := b.tx.Conn(); conn.IsClosed() || conn.PgConn().IsBusy() || txguard.StatusOf(conn) == txguard.Ended {
 		a.lose(cause)
 		return cause
@@ -215,6 +248,10 @@ func (b *batch) recordFailure(ctx context.Context, a *attempt, cause error) erro
 			}
 			return err
 		}
+		b.otherRole = false // which the handler had set behind the savepoint
+	}
+	if err := b.returnToRole(ctx); err != nil {
+		return err
 	}
 	return b.x.settler.recordFailure(ctx, b.tx, a, cause)
 }
@@ -223,15 +260,19 @@ func (b *batch) recordFailure(ctx context.Context, a *attempt, cause error) erro
 // the statements again handler by handler, so that only the handler fails to which the statement belongs.
 func (b *batch) commitBatch(ctx context.Context) error {
 	last, queued, reached := &pgx.Batch{}, 0, 0
+	otherRole := b.otherRole
+	b.queueReturnToRole(last)
 	for _, a := range b.succeeded {
 		queued += a.out.queueInto(last)
 	}
-	for _, q := range last.QueuedQueries {
+	for _, q := range last.QueuedQueries[last.Len()-queued:] {
 		q.Exec(func(pgconn.CommandTag) error { reached++; return nil })
 	}
 	if err := b.setBatchSavepoint(ctx, queued); err != nil {
 		return err
 	}
+	b.otherRole = queued > 0
+	b.queueReturnToRole(last)
 	if err := b.queueOutcomes(last); err != nil {
 		return err
 	}
@@ -242,10 +283,12 @@ func (b *batch) commitBatch(ctx context.Context) error {
 	if _, lost := b.tx.Conn().Exec(ctx, "ROLLBACK TO SAVEPOINT "+batchSavepoint); lost != nil {
 		return errors.Join(endedIfGone(lost), err)
 	}
+	b.otherRole = otherRole
 	if err := b.resendQueued(ctx); err != nil {
 		return err
 	}
 	last = &pgx.Batch{}
+	b.queueReturnToRole(last)
 	if err := b.queueOutcomes(last); err != nil {
 		return err
 	}
@@ -297,6 +340,9 @@ func (b *batch) resendQueued(ctx context.Context) error {
 			continue
 		}
 		before := a.direct
+		if err := b.returnToRole(ctx); err != nil {
+			return err
+		}
 		if err := b.setStepSavepoint(ctx, a); err != nil {
 			return err
 		}
@@ -387,7 +433,7 @@ func (b *batch) prepareMembers(ctx context.Context) error {
 		b.prepared[i].messages = append(b.prepared[i].messages, &a.Delivery)
 	}
 	for i := range b.prepared {
-		b.worked = true // a rollback to the savepoint of the queued statements would release its locks
+		b.worked, b.otherRole = true, true // a rollback to the savepoint of the queued statements would release its locks
 		if err := b.callPrepare(ctx, &b.prepared[i]); err != nil {
 			return fmt.Errorf("consumer: prepare a batch: %w", err)
 		}

@@ -1,6 +1,7 @@
 package consumer
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -117,7 +118,8 @@ func tooOld(c cell, a arrival) bool {
 	return (c.state == absent || c.state == open) && !c.horizon.IsZero() && a.since.Before(c.horizon)
 }
 
-// errVanished reports that a sweeper has removed a row between the claim that met it and the lock.
+// errVanished reports that a sweeper has removed a row between the claim that met it and the lock. PostgreSQL may also
+// hide the row: that is a [pg.HiddenError].
 var errVanished = errors.New("consumer: a row of the inbox was removed while it was claimed")
 
 // A claim is what a transaction knows of the step's row. openTransaction begins with a new one. lockRow and lockLeased
@@ -126,6 +128,7 @@ type claim struct {
 	older  bool   // the row existed before, or says open: it must be updated at the end
 	found  cell   // the row as the claim found it
 	xid    uint32 // of the transaction, in which rows that it inserted have their xmin
+	role   string // that the transaction runs as, as txguard.Role reads it
 	behind bool   // the step is ordered, and an earlier message of the key is parked
 }
 
@@ -146,16 +149,16 @@ func (c *claimer) openTransaction(ctx context.Context, conn *pgx.Conn, attempts 
 	}
 	b := &pgx.Batch{}
 	b.BeginTx(readCommitted)
-	var xid uint32
-	inserted, opened := new(int64), new(bool)
+	var session opened
+	inserted, isOpen := new(int64), new(bool)
 	if len(attempts) == 1 && attempts[0].isMostLikelyNew(time.Now()) {
-		inserted, opened = c.queueNewClaim(b, attempts[0], &xid)
+		inserted, isOpen = c.queueNewClaim(b, attempts[0], &session)
 	} else {
 		if len(attempts) > 1 { // one of the claims may wait for a row while the transaction holds others
 			b.Queue(c.sql.limitIdle, milliseconds(idleLimit(attempts)))
 		}
-		inserted, *opened = c.queueClaims(b, attempts), true
-		c.queueOpening(b, attempts, &xid)
+		inserted, *isOpen = c.queueClaims(b, attempts), true
+		c.queueOpening(b, attempts, &session)
 	}
 	c.queueBehind(b, attempts)
 	if savepoint := savepointFor(attempts); savepoint != "" {
@@ -168,20 +171,26 @@ func (c *claimer) openTransaction(ctx context.Context, conn *pgx.Conn, attempts 
 		return nil, fmt.Errorf("consumer: claim steps: %w", err)
 	}
 	tx := results.Tx()
-	if !*opened {
-		if err := c.openAfterwards(ctx, tx, attempts, &xid); err != nil {
+	if !*isOpen {
+		if err := c.openAfterwards(ctx, tx, attempts, &session); err != nil {
 			c.database.rollbackOrClose(ctx, conn)
 			return nil, err
 		}
 	}
 	for _, a := range attempts {
-		a.xid = xid
+		a.xid, a.role = session.xid, session.role
 	}
 	if err := c.checkClaims(ctx, tx, attempts, int(*inserted)); err != nil {
 		c.database.rollbackOrClose(ctx, conn)
 		return nil, err
 	}
 	return tx, nil
+}
+
+// An opened transaction has a number, and runs as a role.
+type opened struct {
+	xid  uint32
+	role string
 }
 
 // savepointFor returns the savepoint that openTransaction sets for attempts. The transaction of an Effect needs none: it
@@ -223,31 +232,31 @@ func (a *attempt) isMostLikelyNew(now time.Time) bool {
 	return a.kind == action && !a.redelivered && !a.counted && now.Sub(a.since()) < recentAge
 }
 
-// queueNewClaim claims the row of a step that is most likely new, by one statement. Afterwards opened says whether it was
+// queueNewClaim claims the row of a step that is most likely new, by one statement. Afterwards isOpen says whether it was
 // new, and the message is recent by the clock of the database. If not, call openAfterwards.
-func (c *claimer) queueNewClaim(b *pgx.Batch, a *attempt, xid *uint32) (inserted *int64, opened *bool) {
-	inserted, opened = new(int64), new(bool)
+func (c *claimer) queueNewClaim(b *pgx.Batch, a *attempt, session *opened) (inserted *int64, isOpen *bool) {
+	inserted, isOpen = new(int64), new(bool)
 	args := append(a.claimArgs(), milliseconds(idleLimit([]*attempt{a})))
 	b.Queue(c.sql.claimNew, args...).Query(func(rows pgx.Rows) error {
 		var now time.Time
-		_, err := pgx.ForEachRow(rows, []any{xid, nil, &now}, func() error {
-			*inserted, *opened = 1, now.Sub(a.since()) < recentAge
+		_, err := pgx.ForEachRow(rows, []any{&session.xid, &session.role, nil, &now}, func() error {
+			*inserted, *isOpen = 1, now.Sub(a.since()) < recentAge
 			return nil
 		})
 		return err
 	})
-	return inserted, opened
+	return inserted, isOpen
 }
 
 // openAfterwards does what queueOpening does, for the one attempt in attempts whose row queueNewClaim has not found new.
 // A rollback to a savepoint releases the locks behind it, so the savepoint is set anew behind the lock of the row.
-func (c *claimer) openAfterwards(ctx context.Context, tx pgx.Tx, attempts []*attempt, xid *uint32) error {
+func (c *claimer) openAfterwards(ctx context.Context, tx pgx.Tx, attempts []*attempt, session *opened) error {
 	b := &pgx.Batch{}
 	savepoint := savepointFor(attempts)
 	if savepoint != "" {
 		b.Queue("RELEASE SAVEPOINT " + savepoint)
 	}
-	c.queueOpening(b, attempts, xid)
+	c.queueOpening(b, attempts, session)
 	attempts[0].behind = false
 	c.queueBehind(b, attempts)
 	if savepoint != "" {
@@ -288,7 +297,7 @@ func (c *claimer) checkClaims(ctx context.Context, tx pgx.Tx, attempts []*attemp
 		}
 	}
 	if inserted != len(attempts) {
-		return errVanished
+		return cmp.Or(c.database.checkHidden(ctx, tx), errVanished)
 	}
 	return nil
 }
@@ -324,23 +333,23 @@ func idleLimit(attempts []*attempt) time.Duration {
 	return longest + databaseTimeout
 }
 
-// queueOpening reads the transaction's number and the horizon after the claims in b. For one attempt it also locks the
+// queueOpening reads the transaction's number, its role and the horizon after the claims in b. For one attempt it also locks the
 // row that existed before.
-func (c *claimer) queueOpening(b *pgx.Batch, attempts []*attempt, xid *uint32) {
+func (c *claimer) queueOpening(b *pgx.Batch, attempts []*attempt, session *opened) {
 	if len(attempts) > 1 {
-		b.Queue(c.sql.openClaims).QueryRow(func(row pgx.Row) error { return noteHorizon(row, attempts, xid) })
+		b.Queue(c.sql.openClaims).QueryRow(func(row pgx.Row) error { return noteHorizon(row, attempts, &session.xid, &session.role) })
 		return
 	}
 	a := attempts[0]
-	b.Queue(c.sql.openClaim, append(a.identity(), milliseconds(idleLimit(attempts)))...).QueryRow(func(row pgx.Row) error { return a.readOpening(row, xid) })
+	b.Queue(c.sql.openClaim, append(a.identity(), milliseconds(idleLimit(attempts)))...).QueryRow(func(row pgx.Row) error { return a.readOpening(row, session) })
 }
 
 // readOpening reads the answer of sqlOpenClaim.
-func (a *attempt) readOpening(row pgx.Row, xid *uint32) error {
+func (a *attempt) readOpening(row pgx.Row, session *opened) error {
 	var found *state
 	var attempts, undoAttempts *int
 	var digest, undoDigest []byte
-	err := noteHorizon(row, []*attempt{a}, xid, nil, &found, &attempts, &undoAttempts, &digest, &undoDigest)
+	err := noteHorizon(row, []*attempt{a}, &session.xid, &session.role, nil, &found, &attempts, &undoAttempts, &digest, &undoDigest)
 	if err != nil || found == nil {
 		return err
 	}
@@ -375,96 +384,6 @@ func scanHorizon(row pgx.Row, others ...any) (time.Time, error) {
 		return time.Time{}, err
 	}
 	return *horizon, nil
-}
-
-var (
-	// errGone reports that another instance has settled a parked copy.
-	errGone = errors.New("consumer: the parked copy is gone")
-
-	// errBusy reports that another transaction has locked the step of a parked copy.
-	errBusy = errors.New("consumer: the step is locked")
-)
-
-// claimParked begins a transaction on conn that locks the row of a's step and its parked copy. It returns no
-// transaction if there is nothing to do: the copy is gone, or its step is locked and the copy was handed back.
-func (c *claimer) claimParked(ctx context.Context, conn *pgx.Conn, a *attempt) (pgx.Tx, error) {
-	tx, err := conn.BeginTx(ctx, readCommitted)
-	if err != nil {
-		return nil, fmt.Errorf("consumer: begin: %w", err)
-	}
-	switch err := c.lockRow(ctx, tx, a); {
-	case errors.Is(err, errGone):
-		return nil, nil
-	case errors.Is(err, errBusy):
-		if err := c.handBackParked(ctx, tx, a); err != nil {
-			return nil, err
-		}
-		return nil, c.database.commit(ctx, tx, &pgx.Batch{}, "")
-	case err != nil:
-		return nil, err
-	}
-	return tx, nil
-}
-
-// lockRow claims and locks the step's row and sets the savepoint for the handler, in one round trip. For a parked
-// attempt it then locks the parked copy and checks the fence. It fails with errGone or errBusy for a parked attempt
-// that has nothing to do.
-func (c *claimer) lockRow(ctx context.Context, tx pgx.Tx, a *attempt) error {
-	a.older = true // even if this transaction inserts the row, it says open and must be moved
-	a.setEmitted(nil)
-	batch := &pgx.Batch{}
-	batch.Queue(c.sql.limitIdle, milliseconds(idleLimit([]*attempt{a})))
-	batch.Queue(c.sql.claimStep, a.identity()...)
-	if a.parked == nil {
-		batch.Queue(c.sql.lockStep, a.identity()...)
-	} else {
-		batch.Queue(c.sql.tryLockStep, a.identity()...)
-	}
-	batch.Queue(c.retention.readHorizon)
-	batch.Queue("SAVEPOINT " + stepSavepoint)
-	results := tx.SendBatch(ctx, batch)
-	a.found = cell{}
-	_, err := results.Exec()
-	if err == nil {
-		_, err = results.Exec()
-	}
-	if err == nil {
-		err = results.QueryRow().Scan(a.found.columns()...)
-	}
-	busy := a.parked != nil && errors.Is(err, pgx.ErrNoRows)
-	if busy {
-		err = nil
-	}
-	if err == nil {
-		a.found.horizon, err = scanHorizon(results.QueryRow())
-	}
-	if err = errors.Join(err, results.Close()); err != nil {
-		return fmt.Errorf("consumer: lock step: %w", err)
-	}
-	if busy {
-		return errBusy
-	}
-	if a.parked == nil {
-		return nil
-	}
-	var ours bool
-	err = tx.QueryRow(ctx, c.sql.lockParked, a.parked.fence()...).Scan(&ours)
-	if errors.Is(err, pgx.ErrNoRows) {
-		return errGone
-	}
-	if err != nil {
-		return fmt.Errorf("consumer: lock parked message: %w", err)
-	}
-	return nil
-}
-
-// handBackParked makes a parked copy whose step is locked due again after a short wait.
-func (c *claimer) handBackParked(ctx context.Context, tx pgx.Tx, a *attempt) error {
-	wait := a.step.retryPolicy().Wait(1)
-	if _, err := tx.Exec(ctx, c.sql.handBack, append(a.parked.fence(), wait.Microseconds())...); err != nil {
-		return fmt.Errorf("consumer: hand parked message back: %w", err)
-	}
-	return nil
 }
 
 // reopenClaim takes back a claim that a handler has committed by ending the transaction: the row says that the step

@@ -26,14 +26,14 @@ type handlers struct{ reporter *reporter }
 // then on the handler cannot use it any more, unless it has the bare connection.
 func (h *handlers) enterAlone(ctx context.Context, tx pgx.Tx, a *attempt) error {
 	part := lazytx.Part(tx)
-	err := h.enterHandler(ctx, tx.Conn(), part.Holder(), a)
-	part.End()
+	err := h.enterHandler(ctx, tx.Conn(), part, a)
 	a.direct = part.Began()
 	return err
 }
 
-// enterHandler calls the handler with tx, which is on conn.
-func (h *handlers) enterHandler(ctx context.Context, conn *pgx.Conn, tx pgx.Tx, a *attempt) (err error) {
+// enterHandler calls the handler with the holder of part, whose transaction is on conn, and ends part. After an
+// errTxInUse nothing of conn may be touched: a call of the handler still uses it.
+func (h *handlers) enterHandler(ctx context.Context, conn *pgx.Conn, part *lazytx.Tx, a *attempt) (err error) {
 	if err := failpoint.Hit("consumer/before-handler"); err != nil {
 		return err
 	}
@@ -54,13 +54,16 @@ func (h *handlers) enterHandler(ctx context.Context, conn *pgx.Conn, tx pgx.Tx, 
 		if err != nil {
 			return err
 		}
-		return a.input.run(ctx, txguard.Wrap(tx), a.Delivery, body, a.out.emitMessages)
+		return a.input.run(ctx, txguard.Wrap(part.Holder()), a.Delivery, body, a.out.emitMessages)
 	})
-	if err == nil {
+	switch {
+	case !part.End():
+		err = errors.Join(errTxInUse, err)
+	case err == nil:
 		err = checkAfterHandler(conn)
-	} else if conn.IsClosed() {
+	case conn.IsClosed():
 		err = errors.Join(errConnLost, err)
-	} else if txguard.StatusOf(conn) == txguard.Ended {
+	case txguard.StatusOf(conn) == txguard.Ended:
 		err = errors.Join(Terminal(errTxEnded), err)
 	}
 	return err
@@ -80,8 +83,8 @@ func checkAfterHandler(conn *pgx.Conn) error {
 	switch {
 	case conn.IsClosed():
 		return errConnLost
-	case conn.PgConn().IsBusy():
-		return errTxBusy
+	case conn.PgConn().IsBusy(): // by the bare connection
+		return errTxInUse
 	case txguard.StatusOf(conn) == txguard.Ended:
 		return Terminal(errTxEnded)
 	case txguard.StatusOf(conn) == txguard.Aborted:
@@ -185,13 +188,16 @@ func (o *collector) queueInto(last *pgx.Batch) int {
 // cannot be read. If it fails, the handler has failed: make a constraint of the table refuse what must not happen.
 //
 // The limits of [pgx.Batch] apply: one statement, without options. Queue may be called only while the handler runs.
-// It panics with a statement that would end the transaction.
+// It panics with a statement that would end the transaction, or change a setting of the session.
 func (d *Delivery) Queue(sql string, args ...any) {
 	if d.out == nil {
 		panic("consumer: Queue of a Delivery that no handler was given")
 	}
-	if txguard.Ends(sql) {
+	switch {
+	case txguard.Ends(sql):
 		panic(ErrTxManaged)
+	case txguard.ChangesSession(sql):
+		panic(ErrSessionSetting)
 	}
 	d.out.queueStatement(statement{sql, args})
 }

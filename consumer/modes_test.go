@@ -62,7 +62,7 @@ func TestExecModes(t *testing.T) {
 			c := f.consumer(t, Options{BatchTime: time.Minute}, step)
 			compare := func(want stored) {
 				t.Helper()
-				want.Effects = "paid k4 1, queued k0, queued k4, queued k5, refunded k0 2"
+				want.Effects = "paid k4 1, queued k4, queued k0, queued k5, refunded k0 2"
 				compareStored(t, want, stored{Row: f.rows(t), Parked: f.parked(t), Effects: f.effects(t)})
 				if emitted := f.texts(t, "SELECT key FROM {schema}.outbox ORDER BY id"); !slices.Equal(emitted, []string{"k0", "k4", "k5"}) {
 					t.Errorf("emitted for %q, want k0, k4 and k5", emitted)

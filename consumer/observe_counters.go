@@ -12,7 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/sagamill/sagamill/internal/limitedread"
+	"github.com/sagamill/sagamill/internal/pg"
 	"github.com/sagamill/sagamill/internal/sqlschema"
 	"github.com/sagamill/sagamill/outbox"
 )
@@ -310,7 +310,7 @@ func ReadStats(ctx context.Context, db *pgxpool.Pool, schema string) (Stats, err
 	if err := sqlschema.Check(schema); err != nil {
 		return Stats{}, fmt.Errorf("consumer: %w", err)
 	}
-	return countParked(ctx, db, sqlschema.Bind(schema, sqlReadStats))
+	return countParked(ctx, pg.NewOwn(db), sqlschema.Bind(schema, sqlReadStats))
 }
 
 // Stats reads the Stats. They are of one instant.
@@ -318,8 +318,8 @@ func (c *Consumer) Stats(ctx context.Context) (Stats, error) {
 	return countParked(ctx, c.executor.database.db, c.executor.sql.readStats)
 }
 
-func countParked(ctx context.Context, db *pgxpool.Pool, statement string) (s Stats, err error) {
-	err = pgx.BeginTxFunc(ctx, db, limitedread.Begin(ctx, ""), func(tx pgx.Tx) error {
+func countParked(ctx context.Context, db pg.Own, statement string) (s Stats, err error) {
+	err = db.InTx(ctx, pg.BeginLimitedRead(ctx, ""), func(tx pgx.Tx) error {
 		rows, _ := tx.Query(ctx, statement, outbox.CountLimit)
 		var p ParkedStats
 		var oldest, due int64

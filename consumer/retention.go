@@ -16,6 +16,7 @@ import (
 	"github.com/sagamill/sagamill/internal/cleantext"
 	"github.com/sagamill/sagamill/internal/guard"
 	"github.com/sagamill/sagamill/internal/inbox"
+	"github.com/sagamill/sagamill/internal/pg"
 	"github.com/sagamill/sagamill/internal/sqlschema"
 )
 
@@ -85,7 +86,7 @@ type Swept struct {
 // settings, may work beside any number of consumers. A sweeper skips a pass that another one has just made, and two
 // at once skip each other's rows. A crash at any point leaves rows for the next pass.
 type Sweeper struct {
-	db   *pgxpool.Pool
+	db   pg.Own
 	opts SweeperOptions
 	sql  retentionQueries
 }
@@ -96,7 +97,7 @@ func NewSweeper(db *pgxpool.Pool, opts *SweeperOptions) (*Sweeper, error) {
 	if db == nil {
 		return nil, errors.New("consumer: NewSweeper needs a pool")
 	}
-	s := &Sweeper{db: db}
+	s := &Sweeper{db: pg.NewOwn(db)}
 	if opts != nil {
 		s.opts = *opts
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/sagamill/sagamill/internal/failpoint"
 	"github.com/sagamill/sagamill/internal/guard"
 	"github.com/sagamill/sagamill/internal/inbox"
+	"github.com/sagamill/sagamill/internal/pg"
 	"github.com/sagamill/sagamill/internal/sqlschema"
 	"github.com/sagamill/sagamill/internal/stepkey"
 	"github.com/sagamill/sagamill/outbox"
@@ -229,8 +230,7 @@ func (t *retrier) takeParked(ctx context.Context, n int, steps ...string) ([]par
 	}
 	ctx, cancel := context.WithTimeout(ctx, databaseTimeout)
 	defer cancel()
-	rows, _ := t.database.db.Query(ctx, t.sql.takeParked, steps, n, t.lease.Microseconds(), t.ordered, t.topicsOf(steps))
-	taken, err := pgx.CollectRows(rows, pgx.RowToStructByPos[parkedRow])
+	taken, err := pg.Collect(ctx, t.database.db, pgx.RowToStructByPos[parkedRow], t.sql.takeParked, steps, n, t.lease.Microseconds(), t.ordered, t.topicsOf(steps))
 	if err != nil || len(taken) == 0 {
 		return nil, err
 	}

@@ -5,14 +5,17 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/sagamill/sagamill/internal/failpoint"
 	"github.com/sagamill/sagamill/internal/guard"
 	"github.com/sagamill/sagamill/internal/inbox"
+	"github.com/sagamill/sagamill/internal/lazytx"
+	"github.com/sagamill/sagamill/internal/pg"
 	"github.com/sagamill/sagamill/internal/txguard"
 	"github.com/sagamill/sagamill/outbox"
 )
@@ -33,7 +36,9 @@ type settler struct {
 // commitSuccess records the handler's success with all that it has queued and emitted, and commits.
 func (s *settler) commitSuccess(ctx context.Context, tx pgx.Tx, a *attempt) error {
 	last := &pgx.Batch{}
-	a.out.queueInto(last)
+	if queued := a.out.queueInto(last); queued > 0 || a.direct {
+		last.Queue(txguard.ReturnToRole(a.role))
+	}
 	s.queueMove(last, a)
 	if err := s.queueEmitted(last, a.emitted); err != nil {
 		return err
@@ -178,20 +183,68 @@ func (s *settler) deleteParked(ctx context.Context, tx pgx.Tx, a *attempt) error
 
 // A database lends connections and ends their transactions.
 type database struct {
-	db        *pgxpool.Pool
-	limitIdle string
+	db        pg.Own
+	sql       queries
+	suspected atomic.Int64
+}
+
+// checkHidden returns a [pg.HiddenError] if row-level security hides rows of the inbox in tx. It is for a transaction
+// that may be shared with a handler, in which a row was not found.
+func (d *database) checkHidden(ctx context.Context, tx pgx.Tx) error {
+	if err := pg.CheckHidden(ctx, tx, d.sql.findHidden); err != nil {
+		return fmt.Errorf("consumer: %w", err)
+	}
+	return nil
 }
 
 // withConnection lends do a connection. Afterwards it rolls back a transaction that is still open.
-func (d *database) withConnection(ctx context.Context, do func(conn *pgx.Conn) error) error {
-	conn, err := d.db.Acquire(ctx)
+func (d *database) withConnection(ctx context.Context, do func(conn *pgx.Conn) error) (err error) {
+	conn, err := d.db.Pool().Acquire(ctx)
 	if err != nil {
 		return fmt.Errorf("consumer: connect: %w", err)
 	}
-	defer conn.Release()
-	defer disconnectLater(conn.Conn())
-	defer d.rollbackOrClose(ctx, conn.Conn())
-	return do(conn.Conn())
+	inUse := false
+	defer func() {
+		if inUse {
+			lazytx.Cut(conn.Hijack())
+			return
+		}
+		d.rollbackOrClose(ctx, conn.Conn())
+		d.closeIfSuspect(ctx, conn.Conn(), err)
+		disconnectLater(conn.Conn())
+		conn.Release()
+	}()
+	err = do(conn.Conn())
+	inUse = errors.Is(err, errTxInUse)
+	return err
+}
+
+// suspectKey finds, among the data of a connection, the error of a handler that may come from its session.
+const suspectKey = "sagamill/suspect"
+
+// suspectSession marks conn to be closed after its transaction if cause, the error of a handler, may come from the
+// session: an earlier handler may have changed its role or its search_path. It does so once a second at most. A handler
+// that always fails like this must not cost a connection each time, and sessions that were changed are found one after
+// the other. A handler that may not write (25006) has made its own transaction read-only, since the claim was written.
+func (d *database) suspectSession(conn *pgx.Conn, cause error) {
+	if conn.IsClosed() || !strings.HasPrefix(sqlState(cause), "42") {
+		return
+	}
+	now := time.Now().UnixNano()
+	if last := d.suspected.Load(); now-last >= int64(time.Second) && d.suspected.CompareAndSwap(last, now) {
+		conn.PgConn().CustomData()[suspectKey] = true
+	}
+}
+
+// closeIfSuspect closes conn if err, the error of a statement of this package, or an earlier error of a handler may come
+// from its session. The pool opens another one.
+func (d *database) closeIfSuspect(ctx context.Context, conn *pgx.Conn, err error) {
+	if conn.IsClosed() {
+		return
+	}
+	if suspect, _ := conn.PgConn().CustomData()[suspectKey].(bool); suspect || pg.IsOfSession(err) || errors.Is(err, pg.ErrHidden) {
+		_ = conn.Close(context.WithoutCancel(ctx))
+	}
 }
 
 // inTransaction commits the work of do and the statements that do has added to last.
@@ -199,7 +252,8 @@ func (d *database) inTransaction(ctx context.Context, do func(tx pgx.Tx, last *p
 	return d.withConnection(ctx, func(conn *pgx.Conn) error {
 		begin := &pgx.Batch{}
 		begin.BeginTx(readCommitted)
-		begin.Queue(d.limitIdle, milliseconds(databaseTimeout))
+		begin.Queue(d.sql.limitIdle, milliseconds(databaseTimeout))
+		begin.Queue(pg.SQLShowAll) // it is shared with no handler
 		results := conn.SendBatch(ctx, begin)
 		if err := results.Close(); err != nil {
 			return fmt.Errorf("consumer: begin: %w", err)

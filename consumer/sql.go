@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/sagamill/sagamill/internal/inbox"
+	"github.com/sagamill/sagamill/internal/pg"
 	"github.com/sagamill/sagamill/internal/sqlschema"
 	"github.com/sagamill/sagamill/internal/txguard"
 )
@@ -24,7 +25,7 @@ ON CONFLICT (scope, key, step, n) DO NOTHING`
 // MinRetention less ClockSkew before it, and a message that is younger needs none. If a row exists, it returns nothing,
 // and sqlOpenClaim follows.
 const sqlClaimNew = sqlClaimOne + `
-RETURNING pg_current_xact_id()::xid,
+RETURNING pg_current_xact_id()::xid, ` + txguard.Role + `,
 	set_config('idle_in_transaction_session_timeout', $9, true) || ` + txguard.SetConnectionCheck + `,
 	clock_timestamp()`
 
@@ -52,7 +53,7 @@ ON CONFLICT (scope, key, step, n) DO NOTHING`
 //   - The row is removed during the wait. A row that is inserted after that is invisible to this snapshot: there is
 //     none to lock, and the attempt begins anew (errVanished).
 const sqlOpenClaim = `
-SELECT nullif(h.swept_before, '-infinity'), pg_current_xact_id()::xid,
+SELECT nullif(h.swept_before, '-infinity'), pg_current_xact_id()::xid, ` + txguard.Role + `,
 	set_config('idle_in_transaction_session_timeout', $5, true) || ` + txguard.SetConnectionCheck + `,
 	i.state, i.attempts, i.undo_attempts, i.digest, i.undo_digest
 FROM {schema}.inbox_horizon AS h
@@ -101,15 +102,15 @@ FOR UPDATE SKIP LOCKED`
 // absent. sqlLockMany may find a row that was inserted after this statement, behind a later horizon, which is
 // therefore read again after it.
 const sqlOpenClaims = `
-SELECT nullif(swept_before, '-infinity'), pg_current_xact_id()::xid
+SELECT nullif(swept_before, '-infinity'), pg_current_xact_id()::xid, ` + txguard.Role + `
 FROM {schema}.inbox_horizon`
 
 // sqlMoveStep records a transition, under the row's lock. A digest that is null leaves the recorded one as it is.
-const sqlMoveStep = `
+var sqlMoveStep = txguard.MustChange(`
 UPDATE {schema}.inbox
 SET state = $5, attempts = $6, undo_attempts = $7,
 	digest = coalesce($8, digest), undo_digest = coalesce($9, undo_digest), updated_at = clock_timestamp()
-WHERE scope = $1 AND key = $2 AND step = $3 AND n = $4`
+WHERE scope = $1 AND key = $2 AND step = $3 AND n = $4`)
 
 // sqlReopen takes back a claim that was committed too early. $6 is how many entries that handler has had: without
 // one, its compensation would find nothing to undo. $7 is the transaction of the claim: if that has rolled back, the
@@ -146,11 +147,12 @@ WHERE EXISTS (
 	WHERE (p.scope, p.key, p.step) = (a.scope, a.key, a.step) AND p.n <> a.n AND p.state = 'retrying'
 		AND p.reason <> 'waits-for-action')`
 
-// sqlUnclaim removes rows that sqlClaimMany has inserted and whose steps have not run in this transaction.
-const sqlUnclaim = `
+// sqlUnclaim removes rows that sqlClaimMany has inserted and whose steps have not run in this transaction. It fails unless
+// it removes all: a row that stayed would say that its step is done.
+var sqlUnclaim = txguard.MustChangeCount(`
 DELETE FROM {schema}.inbox i
 USING unnest($1::text[], $2::text[], $3::text[], $4::text[]) AS a (scope, key, step, n)
-WHERE i.scope = a.scope AND i.key = a.key AND i.step = a.step AND i.n = a.n`
+WHERE i.scope = a.scope AND i.key = a.key AND i.step = a.step AND i.n = a.n`, "cardinality($1::text[])")
 
 // sqlCountCompensation is sqlCountAction for a compensation, whose row is done. A compensation that the row knows is
 // parked: its delivery does not run. The first counted entry stands for a crashed one as well.
@@ -225,8 +227,8 @@ UPDATE {schema}.parked
 SET attempts = attempts - 1, due_at = clock_timestamp() + $4 * interval '1 microsecond'
 WHERE id = $1 AND attempts = $2 AND round = $3 AND state = 'retrying'`
 
-// sqlDeleteParked ends a parked message that ran, or need not run any more.
-const sqlDeleteParked = `DELETE FROM {schema}.parked WHERE id = $1`
+// sqlDeleteParked ends a parked message that ran, or need not run any more. The transaction has locked it.
+var sqlDeleteParked = txguard.MustChange(`DELETE FROM {schema}.parked WHERE id = $1`)
 
 // sqlCancelParked removes the parked action of a step, under the row's lock.
 const sqlCancelParked = `
@@ -235,11 +237,11 @@ WHERE scope = $1 AND key = $2 AND step = $3 AND n = $4 AND kind = 'action' AND s
 
 // sqlRepark makes a parked message wait for its next attempt after one more failure, or makes it a dead letter.
 // attempts is given, since a message that only waited for the action has spent none.
-const sqlRepark = `
+var sqlRepark = txguard.MustChange(`
 UPDATE {schema}.parked
 SET state = $2, reason = $3, error = $4, stack = $5, attempts = $6,
 	due_at = clock_timestamp() + $7 * interval '1 microsecond', last_at = clock_timestamp(), ` + inbox.SQLKeepFailure + `
-WHERE id = $1`
+WHERE id = $1`)
 
 // sqlCountParked counts an entry into the handler by a delivery that has not taken the parked copy. A higher attempts
 // also fences the instance that has taken the copy: if its attempt has not begun, the lease ends and another instance
@@ -255,7 +257,7 @@ type queries struct {
 	countAction, countCompensation                                                                string
 	park, bury, nextDue, takeParked, lockParked                                                   string
 	deleteParked, cancelParked, repark, countParked                                               string
-	nameParked, refuseParked, yieldParked                                                         string
+	nameParked, refuseParked, yieldParked, findHidden                                             string
 	readStats                                                                                     string
 }
 
@@ -271,7 +273,7 @@ func newQueries(schema string, check time.Duration) queries {
 		countAction: bind(sqlCountAction), countCompensation: bind(sqlCountCompensation),
 		park: bind(sqlPark), bury: bind(sqlBury), nextDue: bind(sqlNextDue), takeParked: bind(sqlTakeParked), lockParked: bind(sqlLockParked),
 		deleteParked: bind(sqlDeleteParked), cancelParked: bind(sqlCancelParked), repark: bind(sqlRepark), countParked: bind(sqlCountParked),
-		nameParked: bind(sqlNameParked), refuseParked: bind(sqlRefuseParked), yieldParked: bind(sqlYieldParked),
+		nameParked: bind(sqlNameParked), refuseParked: bind(sqlRefuseParked), yieldParked: bind(sqlYieldParked), findHidden: bind(pg.SQLFindHidden("inbox", "parked")),
 		readStats: bind(sqlReadStats),
 	}
 }

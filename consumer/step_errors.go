@@ -10,7 +10,7 @@ import (
 
 	"github.com/sagamill/sagamill/internal/backoff"
 	"github.com/sagamill/sagamill/internal/guard"
-	"github.com/sagamill/sagamill/internal/pgaway"
+	"github.com/sagamill/sagamill/internal/pg"
 	"github.com/sagamill/sagamill/outbox"
 )
 
@@ -141,12 +141,12 @@ func isNoLogin(err error) bool {
 // the claim of its message.
 func isUnavailable(err error) bool {
 	if sqlState(err) != "" {
-		return pgaway.Is(err)
+		return pg.IsAway(err)
 	}
 	if errors.Is(err, context.DeadlineExceeded) {
 		return false // pgx gives a connection up where the handler's time was over
 	}
-	return errors.Is(err, errConnLost) || pgaway.Is(err)
+	return errors.Is(err, errConnLost) || pg.IsAway(err)
 }
 
 func sqlState(err error) string {

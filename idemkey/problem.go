@@ -32,6 +32,10 @@ const (
 	CodeTxConflict       = "tx-conflict"
 	CodeUnverified       = "outcome-unverified"
 
+	// CodeRecordHidden: the database hides the record by row-level security, or the handler has removed it. The log says
+	// which. Nothing was committed.
+	CodeRecordHidden = "record-hidden"
+
 	// CodeFingerprintUnknown: the service has changed [FingerprintOptions] and cannot tell whether
 	// the request is the one that the key was first used for. The client has done nothing wrong.
 	CodeFingerprintUnknown = "fingerprint-unknown"
@@ -95,6 +99,8 @@ var problems = map[string]Problem{
 	CodeCommitFailed:   {Status: 500, Title: "Commit failed", Detail: retrySameKey, Retryable: true, SameKey: true},
 	CodeTxMisuse:       {Status: 500, Title: "Internal error", Detail: "The request was ended irregularly and will not be run again."},
 	CodeRecordCorrupt:  {Status: 500, Title: "Stored response unreadable", Detail: "The request was processed and its stored response cannot be read."},
+	CodeRecordHidden: {Status: 500, Title: "Record unavailable", Detail: "The service cannot use the record of the key. Nothing was committed. " + retrySameKey,
+		Retryable: true, SameKey: true},
 	CodeFingerprintUnknown: {Status: 409, Title: "Request cannot be compared", Detail: "The service cannot tell whether the key was first used for this request. " +
 		"It was not run now and may have run before: do not repeat it with another key."},
 	CodeScopeInvalid:     {Status: 500, Title: "Internal error", Detail: misconfigured},

@@ -237,6 +237,8 @@ func (c *recorder) answerNotKept(err error) {
 		c.answers.writeProblem(c.w, newProblem(CodeUnverified))
 	case errors.Is(err, ErrTxMisuse):
 		c.answerMisused()
+	case errors.Is(err, ErrRecordHidden):
+		c.answers.writeProblem(c.w, newProblem(CodeRecordHidden))
 	case errors.Is(err, ErrTxConflict), errors.Is(err, ErrNotCommitted):
 		c.answers.writeProblem(c.w, c.answers.problemFor(err))
 	default:

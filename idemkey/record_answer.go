@@ -32,6 +32,8 @@ func (a answerer) refuseClaim(err error) {
 		a.refuseCapacity(err)
 	case errors.Is(err, ErrRecordCorrupt):
 		a.refuseRequest(ResultCorrupt, CodeRecordCorrupt, err)
+	case errors.Is(err, ErrRecordHidden):
+		a.refuseRequest(ResultUnavailable, CodeRecordHidden, err)
 	default:
 		a.refuseRequest(ResultUnavailable, CodeStoreUnavailable, err)
 	}

@@ -383,6 +383,10 @@ var (
 	// never answered by running the handler again.
 	ErrRecordCorrupt = errors.New("idemkey: stored record is corrupt")
 
+	// ErrRecordHidden reports that a record cannot be read or written although it is there: row-level security of the
+	// database hides it, or the handler has removed it. The business writes are rolled back.
+	ErrRecordHidden = errors.New("idemkey: the record of the key is hidden by the database, or was removed by the handler")
+
 	// ErrLeaseLost reports that another owner has taken the identity over. The
 	// business writes are rolled back, except where [ErrNotStored] comes with it.
 	ErrLeaseLost = errors.New("idemkey: another owner has taken the key over")

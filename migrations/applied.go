@@ -9,7 +9,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/sagamill/sagamill/internal/limitedread"
+	"github.com/sagamill/sagamill/internal/pg"
 	"github.com/sagamill/sagamill/internal/sqlschema"
 )
 
@@ -42,7 +42,7 @@ func ListApplied(ctx context.Context, db *pgxpool.Pool) ([]Applied, error) {
 		tables = append(tables, markers[p])
 	}
 	var found []Applied
-	err := pgx.BeginTxFunc(ctx, db, limitedread.Begin(ctx, ""), func(tx pgx.Tx) (err error) {
+	err := pgx.BeginTxFunc(ctx, db, pg.BeginLimitedRead(ctx, ""), func(tx pgx.Tx) (err error) {
 		rows, _ := tx.Query(ctx, sqlListApplied, versionTable, releaseMark, tables)
 		found, err = pgx.CollectRows(rows, scanApplied)
 		return err
@@ -88,7 +88,7 @@ func (a *Applied) readVersion(ctx context.Context, db *pgxpool.Pool) error {
 	if a.Denied {
 		return nil
 	}
-	err := pgx.BeginTxFunc(ctx, db, limitedread.Begin(ctx, ""), func(tx pgx.Tx) error {
+	err := pgx.BeginTxFunc(ctx, db, pg.BeginLimitedRead(ctx, ""), func(tx pgx.Tx) error {
 		return tx.QueryRow(ctx, sqlschema.Bind(a.Schema, "SELECT version FROM {schema}."+versionTable)).Scan(&a.Version)
 	})
 	var refused *pgconn.PgError

@@ -263,6 +263,11 @@ func (s set) withConnection(ctx context.Context, databaseURL, schema string, do 
 		return fmt.Errorf("migrations: connect: %w", redactParseError(err))
 	}
 	defer conn.Close(context.WithoutCancel(ctx))
+	if s.version == versionTable {
+		if _, err := conn.Exec(ctx, "SET row_security = off"); err != nil { // a version that is hidden is not 0
+			return fmt.Errorf("migrations: %w", err)
+		}
+	}
 	return do(conn, schema)
 }
 

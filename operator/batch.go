@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/sagamill/sagamill/internal/journal"
+	"github.com/sagamill/sagamill/internal/pg"
 	"github.com/sagamill/sagamill/internal/sqlschema"
 )
 
@@ -27,7 +28,7 @@ const (
 // An engine commits batches: the changes of a verb and the row of the journal in one
 // transaction each. One side has one engine, and Instances have one.
 type engine struct {
-	db            *pgxpool.Pool
+	db            pg.Own
 	by, why       string
 	begin         string // the BEGIN statement, with a limit for an idle transaction
 	beginRead     string // the BEGIN statement of a limited read; "": reads have no limit
@@ -54,7 +55,7 @@ func (e *engine) commitBatch(ctx context.Context, verb string, what map[string]s
 // nobody would know whether it has, and somebody who stops a long run would count too few. After an error of COMMIT that
 // does not come from the server, that is unknown.
 func (e *engine) commitChange(ctx context.Context, change func(tx pgx.Tx) error) error {
-	tx, err := e.db.BeginTx(ctx, pgx.TxOptions{BeginQuery: e.begin})
+	tx, err := e.db.Pool().BeginTx(ctx, pgx.TxOptions{BeginQuery: e.begin + "; " + pg.ShowAll})
 	if err != nil {
 		return err
 	}
@@ -84,7 +85,7 @@ func (e *engine) readLimited(ctx context.Context, read func(db querier) error) e
 	if e.beginRead == "" {
 		return read(e.db)
 	}
-	return pgx.BeginTxFunc(ctx, e.db, pgx.TxOptions{BeginQuery: e.beginRead}, func(tx pgx.Tx) error { return read(tx) })
+	return e.db.InTx(ctx, pgx.TxOptions{BeginQuery: e.beginRead}, func(tx pgx.Tx) error { return read(tx) })
 }
 
 // writeJournal writes who did verb to ids, which what picked. Without ids it writes nothing.
@@ -195,7 +196,7 @@ func ReadJournal(ctx context.Context, db *pgxpool.Pool, opts *Options, since tim
 	if err != nil {
 		return nil, err
 	}
-	rows, _ := db.Query(ctx, newOutboxQueries(o.Schema).listJournal, timeOrNil(since), before, min(limit, MaxList))
+	rows, _ := pg.NewOwn(db).Query(ctx, newOutboxQueries(o.Schema).listJournal, timeOrNil(since), before, min(limit, MaxList))
 	entries, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (e JournalEntry, err error) {
 		return e, row.Scan(&e.ID, &e.At, &e.By, &e.DBUser, &e.Verb, &e.What, &e.IDs, &e.Why)
 	})

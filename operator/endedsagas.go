@@ -12,6 +12,7 @@ import (
 
 	"github.com/sagamill/sagamill/internal/flow"
 	"github.com/sagamill/sagamill/internal/inbox"
+	"github.com/sagamill/sagamill/internal/pg"
 	"github.com/sagamill/sagamill/internal/sqlschema"
 	"github.com/sagamill/sagamill/migrations"
 	"github.com/sagamill/sagamill/saga"
@@ -69,15 +70,18 @@ func instanceOf(l *candidate) (at markedAddress, ok bool) {
 	return markedAddress{Address{Scope: l.Scope, Key: l.Key, Path: to.Path}, mark}, err == nil
 }
 
-// A beginner is a pool or a transaction.
-type beginner interface {
-	Begin(ctx context.Context) (pgx.Tx, error)
+// A runner runs a function in a transaction, or in a savepoint of one.
+type runner func(ctx context.Context, do func(pgx.Tx) error) error
+
+// inSavepoint returns the runner of a transaction.
+func inSavepoint(tx pgx.Tx) runner {
+	return func(ctx context.Context, do func(pgx.Tx) error) error { return pgx.BeginFunc(ctx, tx, do) }
 }
 
 // learn finds out which of the sagas of letters have ended, and sets that in each. It reads the database of the letters
-// in tx, which is a transaction or the pool. A schema that was dropped meanwhile, or has other tables, is left out. If a
+// by run. A schema that was dropped meanwhile, or has other tables, is left out. If a
 // schema is locked for longer than lockPatience, that is an error, and the letters stay.
-func (e *endedSagas) learn(ctx context.Context, tx beginner, letters []candidate) error {
+func (e *endedSagas) learn(ctx context.Context, run runner, letters []candidate) error {
 	var scopes, keys, paths []string
 	for i := range letters {
 		if at, ok := instanceOf(&letters[i]); ok {
@@ -89,11 +93,11 @@ func (e *endedSagas) learn(ctx context.Context, tx beginner, letters []candidate
 	}
 	ended := map[markedAddress]saga.Status{}
 	for _, s := range e.schemas {
-		db := tx
+		runHere := run
 		if s.db != e.db {
-			db = s.db
+			runHere = pg.NewOwn(s.db).InPlainTx
 		}
-		err := pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error { // a savepoint within a transaction
+		err := runHere(ctx, func(tx pgx.Tx) error {
 			if _, err := tx.Exec(ctx, sqlLimitLocks, strconv.FormatInt(lockPatience.Milliseconds(), 10)); err != nil {
 				return err
 			}

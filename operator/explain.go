@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/sagamill/sagamill/internal/celltext"
+	"github.com/sagamill/sagamill/internal/pg"
 	"github.com/sagamill/sagamill/internal/sqlschema"
 	"github.com/sagamill/sagamill/migrations"
 	"github.com/sagamill/sagamill/saga"
@@ -185,7 +186,7 @@ func (q *inquiry) takeSnapshots(ctx context.Context, databases [][]*snapshotSour
 	if q.options.ReadTimeout > 0 {
 		snapshot.BeginQuery = beginRead(pgx.RepeatableRead, q.options.ReadTimeout)
 	}
-	return pgx.BeginTxFunc(ctx, sources[0].DB, snapshot, func(tx pgx.Tx) error {
+	return pg.NewOwn(sources[0].DB).InTx(ctx, snapshot, func(tx pgx.Tx) error {
 		for _, s := range sources { // before anything else is read
 			l, err := NewLocator(&Options{Schema: s.Schema})
 			if err == nil {

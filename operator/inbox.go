@@ -17,6 +17,7 @@ import (
 	"github.com/sagamill/sagamill/internal/backoff"
 	"github.com/sagamill/sagamill/internal/failpoint"
 	"github.com/sagamill/sagamill/internal/journal"
+	"github.com/sagamill/sagamill/internal/pg"
 	"github.com/sagamill/sagamill/internal/sqlschema"
 )
 
@@ -35,7 +36,7 @@ type inboxLetters struct {
 func newInboxLetters(db *pgxpool.Pool, o Options) *inboxLetters {
 	sql := newInboxQueries(o.Schema)
 	return &inboxLetters{sql: sql, engine: engine{
-		db: db, by: o.By, why: o.Why, begin: sqlBeginLetters, beginRead: o.beginLimitedRead(), insertJournal: sql.insertJournal, pause: backoff.Sleep,
+		db: pg.NewOwn(db), by: o.By, why: o.Why, begin: sqlBeginLetters, beginRead: o.beginLimitedRead(), insertJournal: sql.insertJournal, pause: backoff.Sleep,
 		beforeCommit: func() error { return failpoint.Hit("redrive/before-commit") },
 		afterCommit:  func() error { return failpoint.Hit("redrive/after-commit") },
 	}}

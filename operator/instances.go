@@ -17,6 +17,7 @@ import (
 	"github.com/sagamill/sagamill/internal/backoff"
 	"github.com/sagamill/sagamill/internal/failpoint"
 	"github.com/sagamill/sagamill/internal/machine"
+	"github.com/sagamill/sagamill/internal/pg"
 	"github.com/sagamill/sagamill/internal/sagarow"
 	"github.com/sagamill/sagamill/internal/sqlschema"
 	"github.com/sagamill/sagamill/outbox"
@@ -99,7 +100,7 @@ func NewInstances(db *pgxpool.Pool, opts *Options) (*Instances, error) {
 		return nil, fmt.Errorf("operator: NewInstances: %w", err)
 	}
 	n := &Instances{rows: sagarow.NewStatements(o.Schema), sql: newInstanceQueries(o.Schema), writer: writer, engine: engine{
-		db: db, by: o.By, why: o.Why, begin: sqlBeginDecision, beginRead: o.beginLimitedRead(), pause: backoff.Sleep,
+		db: pg.NewOwn(db), by: o.By, why: o.Why, begin: sqlBeginDecision, beginRead: o.beginLimitedRead(), pause: backoff.Sleep,
 		beforeCommit: func() error { return failpoint.Hit("saga/before-decision-commit") },
 		afterCommit:  func() error { return failpoint.Hit("saga/after-decision-commit") },
 	}}

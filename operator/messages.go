@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgtype/zeronull"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/sagamill/sagamill/internal/pg"
 	"github.com/sagamill/sagamill/internal/sqlschema"
 )
 
@@ -21,7 +22,7 @@ import (
 // done. It changes nothing and takes no lock. [Options].ReadTimeout limits each of its statements. Any number of
 // goroutines may use it.
 type Reader struct {
-	db    *pgxpool.Pool
+	db    pg.Own
 	begin string
 	sql   readerQueries
 	where outboxQueries
@@ -37,12 +38,12 @@ func NewReader(db *pgxpool.Pool, opts *Options) (*Reader, error) {
 	case db == nil:
 		return nil, errors.New("operator: NewReader needs a pool")
 	}
-	return &Reader{db: db, begin: o.beginLimitedRead(), sql: newReaderQueries(o.Schema), where: newOutboxQueries(o.Schema)}, nil
+	return &Reader{db: pg.NewOwn(db), begin: o.beginLimitedRead(), sql: newReaderQueries(o.Schema), where: newOutboxQueries(o.Schema)}, nil
 }
 
 // read calls do in a transaction with the limit of [Options].ReadTimeout.
 func (r *Reader) read(ctx context.Context, do func(pgx.Tx) error) error {
-	return pgx.BeginTxFunc(ctx, r.db, pgx.TxOptions{AccessMode: pgx.ReadOnly, BeginQuery: r.begin}, do)
+	return r.db.InTx(ctx, pgx.TxOptions{AccessMode: pgx.ReadOnly, BeginQuery: r.begin}, do)
 }
 
 // readByIndex is read for the log and for other large tables, whose statistics mislead: it plans by their indexes.

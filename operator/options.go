@@ -7,7 +7,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/sagamill/sagamill/internal/limitedread"
+	"github.com/sagamill/sagamill/internal/pg"
 	"github.com/sagamill/sagamill/internal/sqlschema"
 )
 
@@ -38,7 +38,7 @@ func (o *Options) beginLimitedRead() string {
 }
 
 func beginRead(isolation pgx.TxIsoLevel, timeout time.Duration) string {
-	return fmt.Sprintf("%s; SET LOCAL statement_timeout = %d", limitedread.Statement(isolation), max(1, timeout.Milliseconds()))
+	return fmt.Sprintf("%s; SET LOCAL statement_timeout = %d", pg.LimitedReadStatement(isolation), max(1, timeout.Milliseconds()))
 }
 
 // withDefaults returns a copy of o with the default schema. Its error names a schema that is

@@ -17,6 +17,7 @@ import (
 	"github.com/sagamill/sagamill/internal/failpoint"
 	"github.com/sagamill/sagamill/internal/journal"
 	"github.com/sagamill/sagamill/internal/outboxsql"
+	"github.com/sagamill/sagamill/internal/pg"
 	"github.com/sagamill/sagamill/internal/sqlschema"
 )
 
@@ -34,7 +35,7 @@ type outboxLetters struct {
 func newOutboxLetters(db *pgxpool.Pool, o Options) *outboxLetters {
 	sql := newOutboxQueries(o.Schema)
 	return &outboxLetters{sql: sql, engine: engine{
-		db: db, by: o.By, why: o.Why, begin: outboxsql.Begin + outboxIdle, beginRead: o.beginLimitedRead(), insertJournal: sql.insertJournal, pause: backoff.Sleep,
+		db: pg.NewOwn(db), by: o.By, why: o.Why, begin: outboxsql.Begin + outboxIdle, beginRead: o.beginLimitedRead(), insertJournal: sql.insertJournal, pause: backoff.Sleep,
 		beforeCommit: func() error { return failpoint.Hit("redrive/outbox-before-commit") },
 		afterCommit:  func() error { return failpoint.Hit("redrive/outbox-after-commit") },
 	}}

@@ -12,7 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/sagamill/sagamill/consumer"
-	"github.com/sagamill/sagamill/internal/limitedread"
+	"github.com/sagamill/sagamill/internal/pg"
 	"github.com/sagamill/sagamill/internal/sqlschema"
 	"github.com/sagamill/sagamill/migrations"
 	"github.com/sagamill/sagamill/outbox"
@@ -29,6 +29,7 @@ type SchemaStatus struct {
 	Sagas    *saga.Stats
 
 	Unreadable []UnreadablePart
+	Hidden     string // table of which row-level security hides rows from the role; "": none
 }
 
 // An UnreadablePart is a part of a schema that could not be read.
@@ -126,8 +127,15 @@ func readStatus(ctx context.Context, db *pgxpool.Pool, a migrations.Applied, par
 			s.Unreadable = append(s.Unreadable, UnreadablePart{part, isDenied(err), err})
 		}
 	}
+	var hidden *pg.HiddenError
+	if err := pg.CheckHidden(ctx, db, sqlschema.Bind(a.Schema, sqlFindHidden)); errors.As(err, &hidden) {
+		s.Hidden = hidden.Table
+	}
 	return s
 }
+
+// sqlFindHidden finds a table of which row-level security hides rows from the role of the overview.
+var sqlFindHidden = pg.SQLFindHidden(sqlschema.Tables...)
 
 // pointerTo returns a pointer to stats, or nil with an error.
 func pointerTo[T any](stats T, err error) (*T, error) {
@@ -152,8 +160,8 @@ FROM (SELECT state, lease_until FROM {schema}.idempotency_key ORDER BY expires_a
 
 func readRequests(ctx context.Context, db *pgxpool.Pool, schema string) (s RequestStats, err error) {
 	var oldest float64
-	err = pgx.BeginTxFunc(ctx, db, limitedread.Begin(ctx, ""), func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, limitedread.ByIndex); err != nil {
+	err = pg.NewOwn(db).InTx(ctx, pg.BeginLimitedRead(ctx, ""), func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, pg.ReadByIndex); err != nil {
 			return err
 		}
 		return tx.QueryRow(ctx, newOverviewQueries(schema).readRequests, countedRequests).Scan(&s.InProgress, &s.Abandoned, &oldest)
@@ -178,6 +186,7 @@ type ProblemKind string
 // The kinds, in the order in which [SchemaStatus.Problems] returns them.
 const (
 	ProblemMigration    ProblemKind = "migration"    // migrations that this binary knows are missing in the schema
+	ProblemHidden       ProblemKind = "hidden"       // row-level security hides rows of a table from the role
 	ProblemGrant        ProblemKind = "grant"        // the role may not read the version or a part: the overview is incomplete
 	ProblemRepair       ProblemKind = "repair"       // a part could not be read for another reason
 	ProblemRelay        ProblemKind = "relay"        // messages are stored, and no relay is active
@@ -216,7 +225,8 @@ func (s *SchemaStatus) Problems() (all []Problem) {
 	}
 	add(!s.Denied && s.Version < migrations.Newest(), ProblemMigration, 0, 0)
 	denied := func(p UnreadablePart) bool { return p.Denied }
-	add(s.Denied || slices.ContainsFunc(s.Unreadable, denied), ProblemGrant, 0, 0)
+	add(s.Hidden != "", ProblemHidden, 0, 0)
+	add(s.Hidden == "" && (s.Denied || slices.ContainsFunc(s.Unreadable, denied)), ProblemGrant, 0, 0)
 	add(slices.ContainsFunc(s.Unreadable, func(p UnreadablePart) bool { return !p.Denied }), ProblemRepair, 0, 0)
 	if o := s.Outbox; o != nil {
 		add(o.Stored > 0 && o.Holder == "", ProblemRelay, o.Stored, o.Oldest)

@@ -14,7 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/sagamill/sagamill/consumer"
-	"github.com/sagamill/sagamill/internal/limitedread"
+	"github.com/sagamill/sagamill/internal/pg"
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
 	"github.com/sagamill/sagamill/migrations"
 	"github.com/sagamill/sagamill/outbox"
@@ -207,7 +207,7 @@ func TestRequestsAreCountedByIndex(t *testing.T) {
 	sql := newOverviewQueries(schema).readRequests
 	var plan string
 	err := pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(t.Context(), limitedread.ByIndex); err != nil {
+		if _, err := tx.Exec(t.Context(), pg.ReadByIndex); err != nil {
 			return err
 		}
 		rows, _ := tx.Query(t.Context(), "EXPLAIN (COSTS OFF) "+sql, pgx.QueryExecModeDescribeExec, outbox.CountLimit)

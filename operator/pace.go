@@ -8,7 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/sagamill/sagamill/internal/limitedread"
+	"github.com/sagamill/sagamill/internal/pg"
 	"github.com/sagamill/sagamill/internal/sqlschema"
 	"github.com/sagamill/sagamill/migrations"
 )
@@ -73,7 +73,7 @@ GROUP BY application_name, usename ORDER BY 3 DESC, 1, 2 LIMIT $1`
 // hides the processes behind it.
 func ListProcesses(ctx context.Context, db *pgxpool.Pool) ([]Process, error) {
 	var all []Process
-	err := pgx.BeginTxFunc(ctx, db, limitedread.Begin(ctx, ""), func(tx pgx.Tx) (err error) {
+	err := pg.NewOwn(db).InTx(ctx, pg.BeginLimitedRead(ctx, ""), func(tx pgx.Tx) (err error) {
 		rows, _ := tx.Query(ctx, sqlListProcesses, MaxList)
 		all, err = pgx.CollectRows(rows, pgx.RowToStructByPos[Process])
 		return err
@@ -99,7 +99,7 @@ func ListSchemas(ctx context.Context, db *pgxpool.Pool) ([]string, error) {
 
 // ReadClock reads the clock of the database of db.
 func ReadClock(ctx context.Context, db *pgxpool.Pool) (at time.Time, err error) {
-	err = pgx.BeginTxFunc(ctx, db, limitedread.Begin(ctx, ""), func(tx pgx.Tx) error { return tx.QueryRow(ctx, sqlReadClock).Scan(&at) })
+	err = pg.NewOwn(db).InTx(ctx, pg.BeginLimitedRead(ctx, ""), func(tx pgx.Tx) error { return tx.QueryRow(ctx, sqlReadClock).Scan(&at) })
 	if err != nil {
 		return at, fmt.Errorf("operator: read clock: %w", err)
 	}

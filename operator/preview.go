@@ -21,7 +21,7 @@ func (d *inboxLetters) previewRedrive(ctx context.Context, filter Filter, o Prev
 	p := &previewer{inboxLetters: d, PreviewOptions: o, counts: Outcomes{}, each: each, known: map[inbox.Identity]*stepStanding{}}
 	args, err := d.filterArgs(ctx, filter, 0)
 	if err == nil {
-		p.sagas, err = findSagas(ctx, d.db, o.Databases)
+		p.sagas, err = findSagas(ctx, d.db.Pool(), o.Databases)
 	}
 	for i := 0; err == nil && i < len(stages); i++ {
 		args[afterArg] = 0
@@ -63,7 +63,7 @@ func (p *previewer) previewPage(ctx context.Context, ids []int64) error {
 	var letters []DeadLetter
 	var read []candidate
 	var why []error
-	err := pgx.BeginTxFunc(ctx, p.db, oneSnapshot, func(tx pgx.Tx) (err error) {
+	err := p.db.InTx(ctx, oneSnapshot, func(tx pgx.Tx) (err error) {
 		rows, _ := tx.Query(ctx, p.sql.readLetters, ids)
 		if letters, err = pgx.CollectRows(rows, scanInboxLetter); err != nil {
 			return err
@@ -75,7 +75,7 @@ func (p *previewer) previewPage(ctx context.Context, ids []int64) error {
 		return p.learnSteps(ctx, tx, identitiesOf(read))
 	})
 	if err == nil {
-		err = p.sagas.learn(ctx, p.db, read)
+		err = p.sagas.learn(ctx, p.db.InPlainTx, read)
 	}
 	for i := 0; err == nil && i < len(letters); i++ {
 		err = p.judgeLetter(letters[i], &read[i], why[i])

@@ -25,12 +25,12 @@ func (d *inboxLetters) redriveLetters(ctx context.Context, filter Filter, o Redr
 	if o.Force {
 		r.what["force"] = "true"
 	}
-	sagas, err := findSagas(ctx, d.db, o.Databases)
+	sagas, err := findSagas(ctx, d.db.Pool(), o.Databases)
 	if err != nil {
 		return r.counts, fmt.Errorf("operator: dead letters: %w", sqlschema.Explain(err))
 	}
 	r.change = func(ctx context.Context, tx pgx.Tx, h *holding) (Outcomes, []int64, error) {
-		if err := sagas.learn(ctx, tx, h.letters); err != nil {
+		if err := sagas.learn(ctx, inSavepoint(tx), h.letters); err != nil {
 			return nil, nil, err
 		}
 		return d.redriveHeld(ctx, tx, h, policy{horizon: h.horizon, force: o.Force})

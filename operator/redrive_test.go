@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/sagamill/sagamill/consumer"
+	"github.com/sagamill/sagamill/internal/pg"
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
 )
 
@@ -378,7 +379,7 @@ func TestARedriveDoesNotDependOnTheDefaultIsolation(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(strict.Close)
-	f.inbox().db = strict
+	f.inbox().db = pg.NewOwn(strict)
 	holder, err := f.pool.Begin(t.Context())
 	if err == nil {
 		_, err = holder.Exec(t.Context(), "UPDATE "+f.schema+".inbox SET updated_at = clock_timestamp()")

@@ -15,6 +15,7 @@ import (
 	"github.com/sagamill/sagamill/internal/failpoint"
 	"github.com/sagamill/sagamill/internal/journal"
 	"github.com/sagamill/sagamill/internal/outboxsql"
+	"github.com/sagamill/sagamill/internal/pg"
 	"github.com/sagamill/sagamill/internal/sqlschema"
 	"github.com/sagamill/sagamill/outbox"
 )
@@ -123,7 +124,7 @@ func NewReplayer(db *pgxpool.Pool, opts *Options) (*Replayer, error) {
 	}
 	sql := newOutboxQueries(o.Schema)
 	return &Replayer{sql: sql, schema: o.Schema, engine: engine{
-		db: db, by: o.By, why: o.Why, begin: outboxsql.Begin + outboxIdle, insertJournal: sql.insertJournal, pause: backoff.Sleep,
+		db: pg.NewOwn(db), by: o.By, why: o.Why, begin: outboxsql.Begin + outboxIdle, insertJournal: sql.insertJournal, pause: backoff.Sleep,
 		beforeCommit: func() error { return failpoint.Hit("redrive/outbox-replay-before-commit") },
 		afterCommit:  func() error { return failpoint.Hit("redrive/outbox-replay-after-commit") },
 	}}, nil

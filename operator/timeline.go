@@ -118,7 +118,7 @@ func (t *Timeline) StatusText() string {
 // Get returns the timeline of the instance at an address. Its error is an
 // [saga.ErrNoInstance] if there is none, or an [ErrAmbiguous].
 func (n *Instances) Get(ctx context.Context, at saga.Address) (t Timeline, err error) {
-	err = pgx.BeginTxFunc(ctx, n.db, oneSnapshot, func(tx pgx.Tx) (err error) {
+	err = n.db.InTx(ctx, oneSnapshot, func(tx pgx.Tx) (err error) {
 		t, err = n.Read(ctx, tx, at)
 		return err
 	})

@@ -117,6 +117,9 @@ func (l *leader) keepLease(ctx context.Context, end context.CancelCauseFunc) {
 			return
 		case err != nil:
 			wait = l.opts.Lease / looksPerLease
+			if ctx.Err() == nil {
+				l.opts.Logger.WarnContext(ctx, "outbox: the lease of the relay could not be renewed, trying again until it runs out", "schema", l.opts.Schema, "error", err)
+			}
 		default:
 			l.expiry.Reset(time.Until(until))
 			wait = l.opts.Lease / 3

@@ -215,7 +215,7 @@ func (l lease) releaseLease(ctx context.Context, epoch int64) {
 // runTx runs do in a transaction begun by outboxsql.Begin.
 func (s *core) runTx(ctx context.Context, do func(pgx.Tx) error) error {
 	limit := strconv.FormatInt(s.opts.Lease.Milliseconds(), 10)
-	return pgx.BeginTxFunc(ctx, s.db, pgx.TxOptions{BeginQuery: outboxsql.Begin + limit}, do)
+	return s.db.InTx(ctx, pgx.TxOptions{BeginQuery: outboxsql.Begin + limit}, do)
 }
 
 // runFencedTx runs do in a transaction in which no other relay can take over from epoch. Its

@@ -34,7 +34,7 @@ func TestTheLogIsReadInASessionThatPlansByIndex(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !slices.Equal(got, want) {
-		t.Errorf("the session differs from the transaction in one of %q", slices.Sorted(maps.Keys(outboxsql.PlanSettings)))
+		t.Errorf("the session differs from the transaction in one of %q", slices.Sorted(maps.Keys(outboxsql.LogSettings)))
 	}
 }
 

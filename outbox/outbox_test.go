@@ -18,6 +18,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
+	"github.com/sagamill/sagamill/internal/testsignal"
 )
 
 // A scriptedBroker is a Publisher that answers as the test says and remembers
@@ -28,6 +29,8 @@ type scriptedBroker struct {
 	mu       sync.Mutex
 	accepted []Publication
 	offered  int
+
+	signal testsignal.Signal[string] // the payload of each message that is accepted
 }
 
 func (b *scriptedBroker) PublishBatch(_ context.Context, batch []Publication) []error {
@@ -41,6 +44,7 @@ func (b *scriptedBroker) PublishBatch(_ context.Context, batch []Publication) []
 		}
 		if results[i] == nil {
 			b.accepted = append(b.accepted, p)
+			b.signal.Send(string(p.Message.Payload))
 		}
 	}
 	return results

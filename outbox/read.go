@@ -18,6 +18,7 @@ import (
 
 	"github.com/sagamill/sagamill/internal/failpoint"
 	"github.com/sagamill/sagamill/internal/outboxsql"
+	"github.com/sagamill/sagamill/internal/pg"
 	"github.com/sagamill/sagamill/internal/stepkey"
 )
 
@@ -82,12 +83,12 @@ func (l *logReader) newReadBatch() *pgx.Batch {
 // pool.
 func (l *logReader) sendBatch(ctx context.Context, batch *pgx.Batch) error {
 	if l.own == nil {
-		return l.db.SendBatch(ctx, batch).Close()
+		return l.db.Send(ctx, batch)
 	}
 	err := l.own.SendBatch(ctx, batch).Close()
 	var unconnected *pgconn.ConnectError
 	var failure *pgconn.PgError
-	if err != nil && (errors.As(err, &unconnected) || !errors.As(err, &failure)) {
+	if err != nil && (errors.As(err, &unconnected) || !errors.As(err, &failure) || pg.IsOfSession(err)) {
 		l.closeOwn()
 	}
 	return err

@@ -338,7 +338,7 @@ func (s *core) queryByIndex(ctx context.Context, read func(pgx.Rows) error, stat
 	batch := &pgx.Batch{}
 	batch.Queue(s.sql.planByIndex)
 	batch.Queue(statement, args...).Query(read)
-	return s.db.SendBatch(ctx, batch).Close()
+	return s.db.Send(ctx, batch)
 }
 
 // sqlLookForHeld says whether there are refused messages, and in how many seconds the next delayed one is due.

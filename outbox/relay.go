@@ -19,6 +19,7 @@ import (
 	"github.com/sagamill/sagamill/internal/cleantext"
 	"github.com/sagamill/sagamill/internal/drain"
 	"github.com/sagamill/sagamill/internal/guard"
+	"github.com/sagamill/sagamill/internal/pg"
 	"github.com/sagamill/sagamill/internal/sqlschema"
 	"github.com/sagamill/sagamill/internal/testsignal"
 )
@@ -95,7 +96,7 @@ type Relay struct {
 // core is what all stages of a relay use. The options do not change while it runs.
 // Counters, refusals and topics have their own locks.
 type core struct {
-	db       *pgxpool.Pool
+	db       pg.Own
 	pub      Publisher
 	opts     RelayOptions
 	sql      queries
@@ -151,7 +152,7 @@ func NewRelay(db *pgxpool.Pool, pub Publisher, opts *RelayOptions) (*Relay, erro
 	}
 	return &Relay{
 		core: core{
-			db: db, pub: pub, opts: o, sql: newQueries(o.Schema), holder: newHolderName(),
+			db: pg.NewOwn(db), pub: pub, opts: o, sql: newQueries(o.Schema), holder: newHolderName(),
 			retry:  backoff.Policy{Base: o.RetryBase, Cap: o.RetryCap},
 			limits: defaultLimits, topics: topics{patience: stallPatience, changed: func() {}},
 		},

@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/sagamill/sagamill/internal/pg"
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
 )
 
@@ -47,7 +48,7 @@ func TestALeafIsNeverEmptiedOfAnUnpublishedMessage(t *testing.T) {
 			f := newFixture(t)
 			l := f.leader(t, RelayOptions{})
 			f.exec(t, "ALTER TABLE {schema}.outbox ALTER COLUMN leaf DROP DEFAULT") // all to the catch-all
-			l.db = poolWith(t, func(c *pgx.ConnConfig) { c.RuntimeParams["default_transaction_isolation"] = isolation })
+			l.db = pg.NewOwn(poolWith(t, func(c *pgx.ConnConfig) { c.RuntimeParams["default_transaction_isolation"] = isolation }))
 
 			const writers, perWriter = 4, 150
 			var writing sync.WaitGroup

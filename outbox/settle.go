@@ -116,7 +116,7 @@ func (s *settler) flushCheckpoint(ctx context.Context) error {
 func (s *settler) writeCheckpoint(ctx context.Context, at cursor) error {
 	batch := &pgx.Batch{}
 	written := s.queueCheckpoint(batch, &s.sql.lateCheckpoint, at)
-	if err := s.db.SendBatch(ctx, batch).Close(); err != nil {
+	if err := s.db.Send(ctx, batch); err != nil {
 		return fmt.Errorf("outbox: checkpoint: %w", err)
 	}
 	if !*written {

@@ -107,7 +107,7 @@ func (s *core) openLogPool(ctx context.Context) *pgxpool.Pool {
 	defer cancel()
 	var pool *pgxpool.Pool
 	err := guard.Call(func() (err error) { // a hook of the pool may panic
-		if pool, err = pgxpool.NewWithConfig(ctx, logPoolConfig(s.db.Config())); err == nil {
+		if pool, err = pgxpool.NewWithConfig(ctx, logPoolConfig(s.db.Pool().Config())); err == nil {
 			err = pool.Ping(ctx)
 		}
 		return err
@@ -125,7 +125,7 @@ func (s *core) openLogPool(ctx context.Context) *pgxpool.Pool {
 // logPoolConfig makes config, that of the service's pool, the one of openLogPool.
 func logPoolConfig(config *pgxpool.Config) *pgxpool.Config {
 	config.MaxConns, config.MinConns, config.MinIdleConns = 1, 0, 0
-	for name, value := range outboxsql.PlanSettings {
+	for name, value := range outboxsql.LogSettings {
 		config.ConnConfig.RuntimeParams[name] = value
 	}
 	hook := config.AfterConnect
@@ -136,7 +136,7 @@ func logPoolConfig(config *pgxpool.Config) *pgxpool.Config {
 			}
 		}
 		var names, values []string
-		for name, value := range outboxsql.PlanSettings {
+		for name, value := range outboxsql.LogSettings {
 			names, values = append(names, name), append(values, value)
 		}
 		var has bool

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/sagamill/sagamill/internal/pg"
 )
 
 // However many messages wait for a stalled topic, a relay that takes over reads a few of them
@@ -26,15 +28,15 @@ func TestATakeOverReadsFewHeldMessages(t *testing.T) {
 	r := f.stalling(t, b, RelayOptions{Lease: time.Second})
 	config := f.pool.Config()
 	config.ConnConfig.RuntimeParams["application_name"] = f.schema
-	var err error
-	if r.db, err = pgxpool.NewWithConfig(t.Context(), config); err != nil {
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	if err != nil {
 		t.Fatal(err)
 	}
-	r.notifier = newNotifier(r.db, f.schema, r.opts.Logger)
+	r.db, r.notifier = pg.NewOwn(pool), newNotifier(pool, f.schema, r.opts.Logger)
 	stop := start(t, r)
 	eventually(t, "the green message is published", func() bool { return slices.Contains(b.published(), "green") })
 	stop()
-	r.db.Close()
+	pool.Close()
 	eventually(t, "the relay's sessions have reported what they have read", func() bool {
 		var n int
 		err := f.pool.QueryRow(t.Context(), "SELECT count(*) FROM pg_stat_activity WHERE application_name = $1", f.schema).Scan(&n)

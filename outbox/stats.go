@@ -11,7 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/sagamill/sagamill/internal/limitedread"
+	"github.com/sagamill/sagamill/internal/pg"
 	"github.com/sagamill/sagamill/internal/sqlschema"
 )
 
@@ -57,12 +57,12 @@ func ReadStats(ctx context.Context, db *pgxpool.Pool, schema string) (Stats, err
 	if err := sqlschema.Check(schema); err != nil {
 		return Stats{}, fmt.Errorf("outbox: %w", err)
 	}
-	return (&Relay{core: core{db: db, sql: newQueries(schema)}}).Stats(ctx)
+	return (&Relay{core: core{db: pg.NewOwn(db), sql: newQueries(schema)}}).Stats(ctx)
 }
 
 // Stats reads the stats of the relay's outbox, from one snapshot of the database.
 func (r *Relay) Stats(ctx context.Context) (s Stats, err error) {
-	err = pgx.BeginTxFunc(ctx, r.db, limitedread.Begin(ctx, pgx.RepeatableRead), func(tx pgx.Tx) error {
+	err = r.db.InTx(ctx, pg.BeginLimitedRead(ctx, pgx.RepeatableRead), func(tx pgx.Tx) error {
 		if err := r.readHolder(ctx, tx, &s); err != nil {
 			return err
 		}

@@ -235,7 +235,7 @@ func (r *Relay) listenForWakes(ctx context.Context) {
 // listenOnConnection listens on a connection that it takes from the pool for good. Back in the pool
 // it would go on listening.
 func (r *Relay) listenOnConnection(ctx context.Context) error {
-	conn, err := r.db.Acquire(ctx)
+	conn, err := r.db.Pool().Acquire(ctx)
 	if err != nil {
 		return err
 	}

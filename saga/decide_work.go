@@ -91,12 +91,14 @@ func (t *transition) beginNestedInstance(ctx context.Context, c *flow.Child) err
 
 // runLocalStep runs a local step. A step that fails leaves nothing in the database or in the state.
 func (t *transition) runLocalStep(ctx context.Context, step *flow.LocalStep) error {
-	failed, err := t.inSavepoint(ctx, func(tx pgx.Tx) error {
+	queued := false // the statements of the step are for the last round trip
+	failed, err := t.inSavepoint(ctx, func(tx pgx.Tx, used func() bool) error {
 		err := step.ExecuteStep(ctx, tx)
 		if err == nil {
 			err = t.sent.ValidateEmitted(step.Messages)
 		}
-		if err == nil && t.delivery == nil {
+		// A step that has used its transaction may have set a role for them.
+		if queued = t.delivery != nil && !used(); err == nil && !queued {
 			err = step.ExecuteQueued(ctx, tx)
 		}
 		return err
@@ -108,7 +110,7 @@ func (t *transition) runLocalStep(ctx context.Context, step *flow.LocalStep) err
 		return failed
 	}
 	if failed == nil {
-		if t.delivery != nil {
+		if queued {
 			for _, s := range step.Statements {
 				t.delivery.Queue(s.SQL, s.Args...)
 			}
@@ -119,16 +121,20 @@ func (t *transition) runLocalStep(ctx context.Context, step *flow.LocalStep) err
 }
 
 // inSavepoint runs do, and rolls back what it did if it fails. The first statement of do sets the savepoint; without
-// a statement there is none. An error beside failed means that the transaction cannot go on.
-func (t *transition) inSavepoint(ctx context.Context, do func(tx pgx.Tx) error) (failed, err error) {
+// a statement, which used tells, there is none. Afterwards the transaction runs as the role that it had before. An error
+// beside failed means that the transaction cannot go on.
+func (t *transition) inSavepoint(ctx context.Context, do func(tx pgx.Tx, used func() bool) error) (failed, err error) {
 	if err := t.insertFirst(ctx); err != nil {
 		return nil, err
 	}
-	part := lazytx.Nested(t.tx, "sagamill_local")
-	failed = do(txguard.Wrap(part.Holder()))
+	var role string
+	part := lazytx.Nested(t.tx, "sagamill_local", func(b *pgx.Batch) {
+		b.Queue("SELECT " + txguard.Role).QueryRow(func(row pgx.Row) error { return row.Scan(&role) })
+	})
+	failed = do(txguard.Wrap(part.Holder()), part.Began)
 	if !part.End() {
-		_ = t.tx.Conn().Close(ctx) // or the statement that still runs could reach the next one's place
-		return nil, errors.Join(errors.New("saga: a local step returned while it was using its transaction"), failed)
+		lazytx.Cut(t.tx.Conn()) // or the statement that still runs could reach the next one's place
+		return nil, errors.Join(fmt.Errorf("saga: a local step returned, and %w", lazytx.ErrInUse), failed)
 	}
 	if !part.Began() {
 		return failed, part.Lost()
@@ -140,10 +146,12 @@ func (t *transition) inSavepoint(ctx context.Context, do func(tx pgx.Tx) error) 
 	case failed == nil && txguard.StatusOf(conn) == txguard.Aborted:
 		failed = errors.New("the step returned nil after a statement had failed")
 	}
+	end := txguard.ReturnToRole(role)
 	if failed != nil {
-		if _, err := t.tx.Exec(ctx, "ROLLBACK TO SAVEPOINT sagamill_local"); err != nil {
-			return nil, fmt.Errorf("saga: undo local step: %w", errors.Join(err, failed))
-		}
+		end = "ROLLBACK TO SAVEPOINT sagamill_local" // which returns to the role too
+	}
+	if _, err := t.tx.Exec(ctx, end); err != nil {
+		return nil, fmt.Errorf("saga: end local step: %w", errors.Join(err, failed))
 	}
 	return failed, nil
 }

@@ -8,12 +8,12 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/sagamill/sagamill/internal/backoff"
 	"github.com/sagamill/sagamill/internal/flow"
 	"github.com/sagamill/sagamill/internal/guard"
 	"github.com/sagamill/sagamill/internal/machine"
+	"github.com/sagamill/sagamill/internal/pg"
 	"github.com/sagamill/sagamill/internal/sagarow"
 )
 
@@ -31,7 +31,7 @@ var errNotSilent = errors.New("saga: not silent")
 
 // A housekeeper marks steps without an answer as stuck, and removes instances that ended long ago.
 type housekeeper struct {
-	db        *pgxpool.Pool
+	db        pg.Own
 	sql       *statements
 	plans     *planSet
 	mover     *mover
@@ -95,14 +95,11 @@ func (h *housekeeper) giveUpSilent(ctx context.Context) error {
 func (h *housekeeper) listSilentInstances(ctx context.Context, after silentInstance) ([]silentInstance, error) {
 	ctx, cancel := context.WithTimeout(ctx, timerTimeout)
 	defer cancel()
-	rows, err := h.db.Query(ctx, h.sql.listSilent, h.plans.names, h.plans.versions, h.patience.Microseconds(),
-		after.Scope, after.Key, after.Path, silentBatch, h.plans.hashes)
-	if err != nil {
-		return nil, err
-	}
-	return pgx.CollectRows(rows, func(r pgx.CollectableRow) (s silentInstance, err error) {
+	read := func(r pgx.CollectableRow) (s silentInstance, err error) {
 		return s, r.Scan(&s.Scope, &s.Key, &s.Path, &s.version.name, &s.version.version, &s.progress, &s.now)
-	})
+	}
+	return pg.Collect(ctx, h.db, read, h.sql.listSilent, h.plans.names, h.plans.versions, h.patience.Microseconds(),
+		after.Scope, after.Key, after.Path, silentBatch, h.plans.hashes)
 }
 
 // giveUpInstance makes the unanswered steps of one instance stuck. Most silent instances wait for good reason; a look
@@ -194,7 +191,7 @@ func (h *housekeeper) removeEnded(ctx context.Context) error {
 func (h *housekeeper) removeOneBatch(ctx context.Context) (n int, err error) {
 	ctx, cancel := context.WithTimeout(ctx, timerTimeout)
 	defer cancel()
-	err = pgx.BeginFunc(ctx, h.db, func(tx pgx.Tx) error {
+	err = h.db.InTx(ctx, pgx.TxOptions{}, func(tx pgx.Tx) error {
 		rows, err := tx.Query(ctx, h.sql.deleteEnded, h.retention.Microseconds(), removeBatch)
 		if err != nil {
 			return err

@@ -16,7 +16,7 @@ import (
 
 	"github.com/sagamill/sagamill/internal/backoff"
 	"github.com/sagamill/sagamill/internal/flow"
-	"github.com/sagamill/sagamill/internal/pgaway"
+	"github.com/sagamill/sagamill/internal/pg"
 	"github.com/sagamill/sagamill/internal/sagarow"
 	"github.com/sagamill/sagamill/internal/sqlschema"
 )
@@ -180,17 +180,14 @@ func (m Manifest) Check(ctx context.Context, db *pgxpool.Pool, schema string, na
 		return nil, fmt.Errorf("saga: schema: %w", err)
 	}
 	sql := newStatements(schema)
-	rows, err := db.Query(ctx, sql.liveVersions)
-	if err != nil {
-		return nil, fmt.Errorf("saga: list live versions: %w", sqlschema.Explain(err))
-	}
-	all, err := pgx.CollectRows(rows, func(r pgx.CollectableRow) (v LiveVersion, err error) {
+	read := func(r pgx.CollectableRow) (v LiveVersion, err error) {
 		var hash string
 		if err = r.Scan(&v.Saga, &v.Version, &v.Instances, &hash); err == nil {
 			v.Problem = m.findProblem(v, hash)
 		}
 		return v, err
-	})
+	}
+	all, err := pg.Collect(ctx, pg.NewOwn(db), read, sql.liveVersions)
 	if err != nil {
 		return nil, fmt.Errorf("saga: list live versions: %w", sqlschema.Explain(err))
 	}
@@ -219,7 +216,7 @@ func (o *Orchestrator) registerPatiently(ctx context.Context) error {
 	for try := 1; ; try++ {
 		err := o.registerPlans(ctx)
 		var network net.Error
-		if err == nil || ctx.Err() != nil || !pgaway.Is(err) && !errors.As(err, &network) {
+		if err == nil || ctx.Err() != nil || !pg.IsAway(err) && !errors.As(err, &network) {
 			return err
 		}
 		o.opts.Logger.WarnContext(ctx, "saga: the definitions are not registered yet: the database is away", "error", err)
@@ -232,7 +229,7 @@ func (o *Orchestrator) registerPatiently(ctx context.Context) error {
 // registerPlans checks that this binary can finish all live instances, and stores its plans.
 func (o *Orchestrator) registerPlans(ctx context.Context) error {
 	m := NewManifest(o.plans.plans...)
-	live, err := m.Check(ctx, o.db, o.opts.Schema, o.plans.names...)
+	live, err := m.Check(ctx, o.db.Pool(), o.opts.Schema, o.plans.names...)
 	if err != nil {
 		return err
 	}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/sagamill/sagamill/consumer"
 	"github.com/sagamill/sagamill/internal/guard"
+	"github.com/sagamill/sagamill/internal/pg"
 	"github.com/sagamill/sagamill/internal/sqlschema"
 	"github.com/sagamill/sagamill/internal/txguard"
 	"github.com/sagamill/sagamill/outbox"
@@ -22,7 +23,7 @@ import (
 // An Orchestrator runs the instances of definitions: it takes replies and acts on deadlines. Any number of
 // orchestrators, in any processes, may share schema and queues.
 type Orchestrator struct {
-	db       *pgxpool.Pool
+	db       pg.Own
 	sql      *statements
 	opts     Options
 	plans    *planSet
@@ -40,7 +41,7 @@ func NewOrchestrator(db *pgxpool.Pool, sub message.Subscriber, plans []Plan, opt
 	if db == nil || len(plans) == 0 {
 		return nil, errors.New("saga: NewOrchestrator needs a pool and at least one definition")
 	}
-	o := &Orchestrator{db: db}
+	o := &Orchestrator{db: pg.NewOwn(db)}
 	if opts != nil {
 		o.opts = *opts
 	}

@@ -7,7 +7,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/sagamill/sagamill/internal/limitedread"
+	"github.com/sagamill/sagamill/internal/pg"
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
 	"github.com/sagamill/sagamill/outbox"
 )
@@ -39,10 +39,10 @@ func TestHousekeepingReadsWhatIsDue(t *testing.T) {
 		"next due":           {q.nextDue, []any{names, versions, hashes}, "Index Cond: ((due_at >", ""},
 		"what ended is gone": {q.deleteEnded, []any{1000, removeBatch}, "Index Cond: (ended_at <", ""},
 		"silent":             {q.listSilent, []any{names, versions, 1000, "", "", "", silentBatch, hashes}, "saga_live", ""},
-		"what is live":       {q.readStats, []any{outbox.CountLimit}, "Limit -> Index Only Scan using saga_live", limitedread.ByIndex},
-		"what moved first":   {q.readStats, []any{outbox.CountLimit}, "Limit -> Index Scan using saga_live", limitedread.ByIndex},
-		"held":               {q.readStats, []any{outbox.CountLimit}, "Limit -> Index Only Scan using saga_held", limitedread.ByIndex},
-		"overdue":            {q.readStats, []any{outbox.CountLimit}, "Limit -> Index Only Scan using saga_due_at", limitedread.ByIndex},
+		"what is live":       {q.readStats, []any{outbox.CountLimit}, "Limit -> Index Only Scan using saga_live", pg.ReadByIndex},
+		"what moved first":   {q.readStats, []any{outbox.CountLimit}, "Limit -> Index Scan using saga_live", pg.ReadByIndex},
+		"held":               {q.readStats, []any{outbox.CountLimit}, "Limit -> Index Only Scan using saga_held", pg.ReadByIndex},
+		"overdue":            {q.readStats, []any{outbox.CountLimit}, "Limit -> Index Only Scan using saga_due_at", pg.ReadByIndex},
 	}
 	direct := pgtest.Pool(t, pgtest.Direct())
 	for name, tt := range tests {

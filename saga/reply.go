@@ -8,11 +8,11 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/sagamill/sagamill/consumer"
 	"github.com/sagamill/sagamill/internal/flow"
 	"github.com/sagamill/sagamill/internal/machine"
+	"github.com/sagamill/sagamill/internal/pg"
 	"github.com/sagamill/sagamill/internal/sagarow"
 )
 
@@ -43,7 +43,7 @@ func unknownWait(attempt int) time.Duration {
 
 // A receiver turns the delivery of a reply into an event, and locks the instance that the event is for.
 type receiver struct {
-	db       *pgxpool.Pool // for what is read before the transaction
+	db       pg.Own // for what is read before the transaction
 	sql      *statements
 	plans    *planSet
 	decider  *decider

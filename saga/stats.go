@@ -11,7 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/sagamill/sagamill/internal/flow"
-	"github.com/sagamill/sagamill/internal/limitedread"
+	"github.com/sagamill/sagamill/internal/pg"
 	"github.com/sagamill/sagamill/internal/sagarow"
 	"github.com/sagamill/sagamill/internal/sqlschema"
 	"github.com/sagamill/sagamill/outbox"
@@ -106,7 +106,7 @@ func ReadStats(ctx context.Context, db *pgxpool.Pool, schema string) (Stats, err
 	if err := sqlschema.Check(schema); err != nil {
 		return Stats{}, fmt.Errorf("saga: %w", err)
 	}
-	return countLive(ctx, db, sqlschema.Bind(schema, sqlReadStats))
+	return countLive(ctx, pg.NewOwn(db), sqlschema.Bind(schema, sqlReadStats))
 }
 
 // Stats reads them, as of one instant. With 100,000 live instances it takes the database about 20 ms. If most of them
@@ -115,9 +115,9 @@ func (o *Orchestrator) Stats(ctx context.Context) (Stats, error) {
 	return countLive(ctx, o.db, o.sql.readStats)
 }
 
-func countLive(ctx context.Context, db *pgxpool.Pool, statement string) (s Stats, err error) {
-	err = pgx.BeginTxFunc(ctx, db, limitedread.Begin(ctx, ""), func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, limitedread.ByIndex); err != nil {
+func countLive(ctx context.Context, db pg.Own, statement string) (s Stats, err error) {
+	err = db.InTx(ctx, pg.BeginLimitedRead(ctx, ""), func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, pg.ReadByIndex); err != nil {
 			return err
 		}
 		rows, _ := tx.Query(ctx, statement, pgx.QueryExecModeCacheDescribe, outbox.CountLimit)

@@ -4,6 +4,7 @@ import (
 	"strings"
 
 	"github.com/sagamill/sagamill/internal/sagarow"
+	"github.com/sagamill/sagamill/internal/txguard"
 )
 
 // sqlInsertInstance inserts a new instance. Of two callers with one key the second waits here until the other's
@@ -37,13 +38,14 @@ CROSS JOIN LATERAL (
 ) AS i`
 
 // sqlMoveInstance stores a locked instance. The lock keeps it from moving meanwhile. If it moved all the same, the
-// revision would be null, and its constraint would fail the statement.
-const sqlMoveInstance = `
+// revision would be null, and its constraint would fail the statement. If the row is hidden, or a local step has removed
+// it, the statement fails too.
+var sqlMoveInstance = txguard.MustChange(`
 UPDATE {schema}.saga SET status = $4, reason = $5, progress = $6, state = $7, tries = 0,
 	revision = CASE WHEN revision = $10 THEN revision + 1 END,
 	updated_at = clock_timestamp(), due_at = started_at + $8::bigint * interval '1 millisecond',
 	ended_at = CASE WHEN $9 THEN clock_timestamp() END
-WHERE scope = $1 AND key = $2 AND path = $3`
+WHERE scope = $1 AND key = $2 AND path = $3`)
 
 // sqlClaimDue claims instances that are due, of the versions given. It counts the try in the same commit, so an
 // instance that kills its process has an end. Other claims skip them for $4 microseconds, doubled for each failed try.

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/sagamill/sagamill/internal/backoff"
 	"github.com/sagamill/sagamill/internal/drain"
@@ -17,6 +16,7 @@ import (
 	"github.com/sagamill/sagamill/internal/flow"
 	"github.com/sagamill/sagamill/internal/guard"
 	"github.com/sagamill/sagamill/internal/machine"
+	"github.com/sagamill/sagamill/internal/pg"
 	"github.com/sagamill/sagamill/internal/sagarow"
 	"github.com/sagamill/sagamill/internal/testsignal"
 	"github.com/sagamill/sagamill/outbox"
@@ -45,7 +45,7 @@ var errTimerKills = errors.New("saga: earlier attempts ended without a result, m
 
 // timers run instances whose deadline, retry or deferred work is due.
 type timers struct {
-	db      *pgxpool.Pool
+	db      pg.Own
 	sql     *statements
 	plans   *planSet
 	mover   *mover
@@ -126,13 +126,10 @@ func (t *timers) runDueTimers(ctx context.Context) (n int, more bool, err error)
 func (t *timers) claimDueInstances(ctx context.Context, limit int, suspect bool) ([]claimed, error) {
 	ctx, cancel := context.WithTimeout(ctx, timerTimeout)
 	defer cancel()
-	rows, err := t.db.Query(ctx, t.sql.claimDue, t.plans.names, t.plans.versions, limit, timerLease.Microseconds(), suspect, t.plans.hashes)
-	if err != nil {
-		return nil, err
-	}
-	all, err := pgx.CollectRows(rows, func(r pgx.CollectableRow) (c claimed, err error) {
+	read := func(r pgx.CollectableRow) (c claimed, err error) {
 		return c, r.Scan(&c.Scope, &c.Key, &c.Path, &c.tries, &c.revision)
-	})
+	}
+	all, err := pg.Collect(ctx, t.db, read, t.sql.claimDue, t.plans.names, t.plans.versions, limit, timerLease.Microseconds(), suspect, t.plans.hashes)
 	if err != nil || len(all) == 0 {
 		return nil, err
 	}
@@ -180,7 +177,7 @@ func (t *timers) postponeTimer(c claimed, cause error) {
 
 // A mover moves one instance in one transaction. Timers and housekeeping enter the decide stage by it.
 type mover struct {
-	db      *pgxpool.Pool
+	db      pg.Own
 	sql     *statements
 	plans   *planSet
 	decider *decider
@@ -210,7 +207,7 @@ func (m *mover) moveInOwnTransaction(ctx context.Context, at sagarow.Address, re
 	defer cancel()
 	wakes := false
 	err := guard.Apart(func() error {
-		return pgx.BeginTxFunc(ctx, m.db, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) (err error) {
+		return m.db.InSharedTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) (err error) {
 			if wakes, err = m.moveInstanceIn(ctx, tx, at, revision, events); err != nil {
 				return err
 			}

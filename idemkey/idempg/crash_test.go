@@ -205,6 +205,19 @@ func (l *lastLock) TraceQueryEnd(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQu
 	}
 }
 
+func (l *lastLock) TraceBatchStart(ctx context.Context, conn *pgx.Conn, data pgx.TraceBatchStartData) context.Context {
+	for _, q := range data.Batch.QueuedQueries {
+		ctx = l.TraceQueryStart(ctx, conn, pgx.TraceQueryStartData{SQL: q.SQL})
+	}
+	return ctx
+}
+
+func (*lastLock) TraceBatchQuery(context.Context, *pgx.Conn, pgx.TraceBatchQueryData) {}
+
+func (l *lastLock) TraceBatchEnd(ctx context.Context, conn *pgx.Conn, _ pgx.TraceBatchEndData) {
+	l.TraceQueryEnd(ctx, conn, pgx.TraceQueryEndData{})
+}
+
 func (l *lastLock) check(t *testing.T) {
 	t.Helper()
 	if l.err != nil || l.runs != 2 {
@@ -283,6 +296,16 @@ func (b *before) TraceQueryStart(ctx context.Context, _ *pgx.Conn, q pgx.TraceQu
 }
 
 func (*before) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+
+func (b *before) TraceBatchStart(ctx context.Context, conn *pgx.Conn, data pgx.TraceBatchStartData) context.Context {
+	for _, q := range data.Batch.QueuedQueries {
+		ctx = b.TraceQueryStart(ctx, conn, pgx.TraceQueryStartData{SQL: q.SQL})
+	}
+	return ctx
+}
+
+func (*before) TraceBatchQuery(context.Context, *pgx.Conn, pgx.TraceBatchQueryData) {}
+func (*before) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData)     {}
 
 // The claim's commit is asynchronous, so a crash of the server may undo it. A look for a COMMIT without an
 // answer then finds no record. The request had no effect and no other request runs: the answer must not say

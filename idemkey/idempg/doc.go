@@ -33,6 +33,9 @@
 // Under ClaimInline the answer to the opening may be lost on a connection whose end the server does not
 // notice. Its session holds the key's lock, so another session of the same role ends it (pg_terminate_backend).
 //
+// If PostgreSQL hides the row from the session by row-level security, or the handler removes the row, nothing commits:
+// the request gets 500 record-hidden ([idemkey.ErrRecordHidden]).
+//
 // If an owner stalls before step 4 and is overtaken, its first statement or its end fails. That statement is
 // executed all the same and rolled back. Effects that do not roll back, such as a sequence's, stay.
 //
@@ -54,8 +57,8 @@
 // A running handler holds one connection, at most Options.MaxInFlight of them at once. While all
 // places are taken, the remaining connections still answer replays, and duplicates of running requests.
 // A handler must do its work in [Tx] and not take a second connection from
-// the same pool: with every place taken, all would wait for each other. It must
-// undo SET LOCAL ROLE before it returns, since the record is written in its transaction.
+// the same pool: with every place taken, all would wait for each other. It may
+// SET LOCAL ROLE for its statements: the record is written as the role that the session had before.
 // Settings are made with SET LOCAL and locks end with their transaction, so
 // poolers in transaction mode work, with a QueryExecMode that suits them.
 package idempg

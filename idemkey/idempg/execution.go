@@ -32,6 +32,7 @@ type execution struct {
 	record  record    // nil without a key
 	expires time.Time // of the record, by the database's clock
 	origin  origin    // of the transaction; zero until it has begun
+	role    string    // that the transaction runs as, as txguard.Role reads it
 	misused func() idemkey.Response
 	ended   sync.Once
 	given   bool // the connection was given back
@@ -65,10 +66,10 @@ func (e *execution) prepareTx(c *idemkey.Claim, opening func(*pgx.Batch)) {
 	e.tx = lazytx.New(e.conn.Conn(), options, opening)
 }
 
-// readXID reads before, the settings of the transaction, its id and its origin.
+// readXID reads before, the settings of the transaction, its role, its id and its origin.
 func (e *execution) readXID(row pgx.Row, before ...any) error {
 	var xid string
-	err := row.Scan(append(before, nil, &xid, &e.origin.serverStarted, &e.origin.opened)...)
+	err := row.Scan(append(before, nil, &e.role, &xid, &e.origin.serverStarted, &e.origin.opened)...)
 	e.tx.Identify(xid)
 	return err
 }
@@ -90,7 +91,7 @@ func (e *execution) limitOpening(ctx context.Context) (done func()) {
 }
 
 func (e *execution) Context(ctx context.Context) context.Context {
-	return context.WithValue(ctx, txKey{}, e.tx.Holder())
+	return context.WithValue(ctx, txKey{}, txguard.WrapSession(e.tx.Holder()))
 }
 
 // endExecution gives connection and place back. A connection that is still in a
@@ -116,7 +117,18 @@ func (e *execution) giveBackConn() {
 		e.conn.Release()
 		return
 	}
-	_ = e.conn.Hijack().PgConn().Conn().Close() // a call that still uses it fails
+	lazytx.Cut(e.conn.Hijack())
+}
+
+// freezeTx ends the handler's part of the transaction. If a call of the handler, which has returned, still uses the
+// connection, that is closed: COMMIT and ROLLBACK on it would be mixed with the call. http.TimeoutHandler inside of the
+// middleware leaves such calls behind.
+func (e *execution) freezeTx() error {
+	if e.tx == nil || e.given || e.tx.Freeze() {
+		return nil
+	}
+	e.giveBackConn()
+	return lazytx.ErrInUse
 }
 
 // connClosed reports that the connection is closed. It is given back at once, so that
@@ -133,6 +145,9 @@ func (e *execution) connClosed() bool {
 // failed transaction is answered with ROLLBACK and no error.
 func (e *execution) Commit(ctx context.Context, r idemkey.Response) error {
 	defer e.limitOpening(ctx)()
+	if err := e.freezeTx(); err != nil {
+		return e.undoBecause(ctx, &idemkey.CommitError{Err: err})
+	}
 	if err := e.checkCommittable(ctx); err != nil {
 		return err
 	}
@@ -143,16 +158,17 @@ func (e *execution) Commit(ctx context.Context, r idemkey.Response) error {
 	if err := failpoint.Hit("idempg/before-commit"); err != nil {
 		return e.undoBecause(ctx, &idemkey.CommitError{Err: err})
 	}
-	lost, misused := false, false
+	lost, misused, unchanged := false, false, false
 	err = e.tx.Commit(ctx, func(b *pgx.Batch, xid string) {
 		last := e.queueLastStatement(b, xid, header, &r)
 		if last == nil {
 			return
 		}
 		last.Fn = func(br pgx.BatchResults) error {
-			tag, err := br.Exec()
-			lost = hasCode(err, codeDivisionByZero) || err == nil && tag.RowsAffected() == 0
+			_, err := br.Exec()
+			lost = hasCode(err, codeDivisionByZero)
 			misused = hasCode(err, codeInvalidText)
+			unchanged = hasCode(err, txguard.CodeUnchanged)
 			return err
 		}
 	})
@@ -164,6 +180,8 @@ func (e *execution) Commit(ctx context.Context, r idemkey.Response) error {
 		return e.keepMisuse(ctx)
 	case lost:
 		return e.undoBecause(ctx, fmt.Errorf("idempg: %w", idemkey.ErrLeaseLost))
+	case unchanged:
+		return e.undoUnwritten(ctx)
 	case err == nil:
 		return nil
 	case serverRefused(err):
@@ -177,6 +195,9 @@ func (e *execution) Commit(ctx context.Context, r idemkey.Response) error {
 func (e *execution) queueLastStatement(b *pgx.Batch, xid string, header []byte, r *idemkey.Response) *pgx.QueuedQuery {
 	switch {
 	case e.record != nil:
+		if xid != "" { // the handler may have set another role
+			b.Queue(txguard.ReturnToRole(e.role))
+		}
 		return e.record.queueKeep(b, xid, header, r)
 	case xid != "":
 		return b.Queue(sqlCheckTx, xid)
@@ -188,7 +209,7 @@ func (e *execution) queueLastStatement(b *pgx.Batch, xid string, header []byte, 
 func (e *execution) checkCommittable(ctx context.Context) error {
 	switch {
 	case errors.Is(e.tx.Err(), idemkey.ErrLeaseLost):
-		return e.undoBecause(ctx, fmt.Errorf("idempg: %w", idemkey.ErrLeaseLost))
+		return e.undoUnwritten(ctx)
 	case e.tx.Err() != nil: // it could not be opened
 		return e.undoBecause(ctx, &idemkey.CommitError{Err: e.tx.Err()})
 	case e.connClosed(): // the handler cancelled a statement; COMMIT was never sent
@@ -240,6 +261,30 @@ func (e *execution) undoBecause(ctx context.Context, cause error) error {
 		return err
 	}
 	return errors.Join(cause, err)
+}
+
+// undoUnwritten is undoBecause where a statement has not found the record of this claim.
+func (e *execution) undoUnwritten(ctx context.Context) error {
+	err := e.releaseRecord(ctx, idemkey.Bound, 0)
+	if errors.Is(err, idemkey.ErrTxMisuse) {
+		return err
+	}
+	return errors.Join(fmt.Errorf("idempg: %w", e.explainUnwritten(ctx)), err)
+}
+
+// explainUnwritten returns why a statement has not found the record of this claim, once the transaction is over: another
+// owner has it, it is hidden, or the handler had removed it, which the rollback has undone.
+func (e *execution) explainUnwritten(ctx context.Context) error {
+	var own *bool
+	var hidden bool
+	err := e.s.pool.QueryRow(ctx, e.s.q.readUnwritten, e.id.Namespace, e.id.Scope, e.id.Key, e.token).Scan(&own, &hidden)
+	switch {
+	case err != nil:
+		return errors.Join(idemkey.ErrLeaseLost, err)
+	case own != nil && *own, own == nil && hidden:
+		return idemkey.ErrRecordHidden
+	}
+	return idemkey.ErrLeaseLost
 }
 
 // releaseRecord rolls back and gives the record up.
@@ -311,6 +356,7 @@ func (e *execution) txCommitted(ctx context.Context) bool {
 // is harmless: the request runs again, and nothing was committed.
 func (e *execution) Reject(ctx context.Context, r idemkey.Response) error {
 	defer e.limitOpening(ctx)()
+	_ = e.freezeTx() // nothing is to be committed
 	if err := e.rollBackTx(ctx); errors.Is(err, idemkey.ErrTxMisuse) {
 		return e.keepMisuse(ctx)
 	} // a connection that cannot roll back is closed
@@ -328,7 +374,7 @@ func (e *execution) Reject(ctx context.Context, r idemkey.Response) error {
 		}
 		return fmt.Errorf("idempg: keep response: %w", err)
 	case !changed:
-		return fmt.Errorf("idempg: keep response: %w", idemkey.ErrLeaseLost)
+		return fmt.Errorf("idempg: keep response: %w", e.explainUnwritten(ctx))
 	}
 	return nil
 }
@@ -338,8 +384,9 @@ func (e *execution) Reject(ctx context.Context, r idemkey.Response) error {
 // was overtaken before its transaction began, the error is an [idemkey.ErrLeaseLost].
 func (e *execution) Release(ctx context.Context, mode idemkey.ReleaseMode, status int) error {
 	defer e.limitOpening(ctx)()
+	_ = e.freezeTx() // nothing is to be committed
 	if errors.Is(e.tx.Err(), idemkey.ErrLeaseLost) {
-		return e.undoBecause(ctx, fmt.Errorf("idempg: %w", idemkey.ErrLeaseLost))
+		return e.undoUnwritten(ctx)
 	}
 	return e.releaseRecord(ctx, mode, status)
 }
@@ -379,7 +426,7 @@ func (e *execution) lookUpCommit(ctx context.Context, cause error) error {
 // synchronous standby was cut short is visible, and may yet be lost.
 func (e *execution) readOwnState(ctx context.Context) (idemkey.State, error) {
 	var state idemkey.State
-	err := e.s.pool.QueryRow(ctx, e.s.q.lockState, e.id.Namespace, e.id.Scope, e.id.Key, e.token).Scan(&state)
+	err := e.s.own.QueryRow(ctx, e.s.q.lockState, e.id.Namespace, e.id.Scope, e.id.Key, e.token).Scan(&state)
 	return state, err
 }
 
@@ -396,7 +443,7 @@ const (
 // readHolder reads which claim has the record.
 func (e *execution) readHolder(ctx context.Context) (holder, error) {
 	var own bool
-	err := e.s.pool.QueryRow(ctx, e.s.q.readHolder, e.id.Namespace, e.id.Scope, e.id.Key, e.token).Scan(&own)
+	err := e.s.own.QueryRow(ctx, e.s.q.readHolder, e.id.Namespace, e.id.Scope, e.id.Key, e.token).Scan(&own)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
 		var over bool

@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -116,8 +117,8 @@ func (s slow) Value() (driver.Value, error) {
 	return "late", nil
 }
 
-// A goroutine that a handler left behind may have passed the check of the
-// transaction and be about to send: then its connection is closed, not given back.
+// A goroutine that a handler left behind may have passed the check of the transaction and be about to send: then its
+// connection is closed, not given back, and nothing commits.
 func TestStatementAfterEnd(t *testing.T) {
 	t.Parallel()
 	for _, nested := range []bool{false, true} {
@@ -146,12 +147,15 @@ func TestStatementAfterEnd(t *testing.T) {
 				<-arg.begun
 				return nil
 			})
-			post(t, server, "k").expect(t, 201, "")
+			if r := post(t, server, "k"); r.status != 500 || !strings.Contains(r.body, "commit-failed") {
+				t.Errorf("the answer = %d %s", r.status, r.body)
+			}
 			close(arg.done)
 			if err := <-result; err == nil {
 				t.Error("a statement was executed after the transaction had ended")
 			}
 			f.expectRows(t, "late", 0)
+			f.expectRows(t, "k", 0)
 		})
 	}
 }
@@ -370,7 +374,9 @@ func TestStatementInAnothersTransaction(t *testing.T) {
 		w.WriteHeader(201)
 		return nil
 	})
-	post(t, first, "a").expect(t, 201, "")
+	if r := post(t, first, "a"); r.status != 500 {
+		t.Errorf("the first request got %d %s", r.status, r.body)
+	}
 	if r := post(t, second, "b"); r.status != 201 {
 		t.Errorf("the other request got %d %s", r.status, r.body)
 	}

@@ -56,6 +56,9 @@ func (s *Store) claimInline(ctx context.Context, e *execution, c *idemkey.Claim)
 		}
 		if !locked {
 			kind = idemkey.KindInFlight
+			if err := s.checkHidden(ctx, e); err != nil {
+				return idemkey.Decision{}, err
+			}
 		}
 	}
 	if kind != idemkey.KindProceed {

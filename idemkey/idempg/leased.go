@@ -17,6 +17,7 @@ import (
 	"github.com/sagamill/sagamill/idemkey"
 	"github.com/sagamill/sagamill/internal/backoff"
 	"github.com/sagamill/sagamill/internal/failpoint"
+	"github.com/sagamill/sagamill/internal/pg"
 	"github.com/sagamill/sagamill/internal/sqlstate"
 )
 
@@ -51,14 +52,27 @@ func (s *Store) claimLeased(ctx context.Context, e *execution, c *idemkey.Claim)
 		}
 		attempt := c.NextAttempt(&rec.Record)
 		life, err = s.takeOverRecord(ctx, e, c, rec.token, attempt)
-		if err != nil || !life.claimWon() {
-			return inFlightDecision(0), err
+		if err != nil {
+			return idemkey.Decision{}, err
+		}
+		if !life.claimWon() {
+			return inFlightDecision(0), s.checkHidden(ctx, e)
 		}
 		d, err := e.proceedLeased(ctx, c, attempt, life)
 		d.TookOver = d.Exec != nil && c.TakesOver(&rec.Record)
 		return d, err
 	}
-	return inFlightDecision(0), nil
+	return inFlightDecision(0), s.checkHidden(ctx, e)
+}
+
+// checkHidden returns an [idemkey.ErrRecordHidden] if row-level security hides records from e's session. It is asked where
+// a record that exists cannot be read, or not be changed.
+func (s *Store) checkHidden(ctx context.Context, e *execution) error {
+	err := pg.CheckHidden(ctx, e.conn, s.q.findHidden)
+	if errors.Is(err, pg.ErrHidden) {
+		return fmt.Errorf("%w: %w", idemkey.ErrRecordHidden, err)
+	}
+	return err
 }
 
 // decideBehind decides c while another request of this process claims the key. Both may be
@@ -217,7 +231,7 @@ func (l *leasedRecord) lookUpRecord(ctx context.Context) (kept, known bool, err 
 	case (*execution)(l).txCommitted(ctx):
 		return false, true, idemkey.ErrTxMisuse
 	}
-	tag, err := l.s.pool.Exec(ctx, l.s.q.failRecord, l.recordArgs(0)...)
+	tag, err := l.s.own.Exec(ctx, l.s.q.failRecord, l.recordArgs(0)...)
 	return false, err == nil && tag.RowsAffected() == 1, nil
 }
 

@@ -3,7 +3,9 @@ package idempg
 import (
 	"strings"
 
+	"github.com/sagamill/sagamill/internal/pg"
 	"github.com/sagamill/sagamill/internal/sqlschema"
+	"github.com/sagamill/sagamill/internal/txguard"
 )
 
 // recordColumns are as they are stored: computing on them would cost the server more than reading them. All
@@ -65,7 +67,7 @@ const txLimits = `
 		CASE WHEN current_setting('statement_timeout')::interval BETWEEN interval '1 us' AND $1::bigint * interval '1 ms'
 		THEN current_setting('statement_timeout') ELSE $1::bigint::text END, true)
 	|| set_config('idle_in_transaction_session_timeout', $2::bigint::text, true)
-	|| set_config('client_connection_check_interval', $3::bigint::text, true) AS limits`
+	|| set_config('client_connection_check_interval', $3::bigint::text, true) AS limits, ` + txguard.Role
 
 // txOrigin tells when and on which server a transaction has got its id.
 const txOrigin = `pg_postmaster_start_time() AS server_started, statement_timestamp() AS opened`
@@ -128,13 +130,14 @@ SET state = $5, resp_status = $6, resp_header = $7, resp_body = $8, enc_key_id =
 WHERE namespace = $1 AND scope = $2 AND key = $3 AND token = $4 AND state = 1`
 
 // sqlCommitRecord keeps a response in the business transaction, where COMMIT follows without waiting for an
-// answer. So it fails, with a division by zero, if another owner has the record, and by onlyInTx if the
-// transaction is not the one called $10. The row lock ensures that there is a record.
-var sqlCommitRecord = `
+// answer. So it fails, with a division by zero, if another owner has the record, by onlyInTx if the transaction is not
+// the one called $10, and by [txguard.CodeUnchanged] if there is no record: the row lock keeps others from removing it,
+// but not the handler, and row-level security may hide it.
+var sqlCommitRecord = txguard.MustChange(`
 UPDATE {schema}.idempotency_key
 SET state = CASE WHEN token = $4 AND state = 1 THEN $5::smallint ELSE 1 / (attempt - attempt) END,
 	resp_status = $6, resp_header = $7, resp_body = $8, enc_key_id = nullif($9, ''), completed_at = clock_timestamp()
-WHERE namespace = $1 AND scope = $2 AND key = $3 AND ` + strings.ReplaceAll(onlyInTx, "{xid}", "$10::text")
+WHERE namespace = $1 AND scope = $2 AND key = $3 AND ` + strings.ReplaceAll(onlyInTx, "{xid}", "$10::text"))
 
 // sqlKeepInline keeps a response under ClaimInline, where no record has been
 // before. A record of a leasing store, or an expired one, is replaced if it is still the
@@ -189,6 +192,12 @@ const sqlReadState = `
 SELECT state FROM {schema}.idempotency_key
 WHERE namespace = $1 AND scope = $2 AND key = $3 AND token = $4`
 
+// sqlReadUnwritten returns whether the record is that of the claim with token $4, null if there is none, and whether
+// row-level security hides rows from this session.
+const sqlReadUnwritten = `
+SELECT (SELECT token = $4 FROM {schema}.idempotency_key WHERE namespace = $1 AND scope = $2 AND key = $3),
+	row_security_active('{schema}.idempotency_key')`
+
 // sqlReadHolder returns whether the record is that of the claim with token $4. No row: there
 // is no record.
 const sqlReadHolder = `
@@ -217,6 +226,7 @@ type queries struct {
 	lockRecord, completeRecord, commitRecord, failRecord, forgetRecord string
 	keepInline, commitInline, lockPrior, forgetPrior                   string
 	readState, readHolder, lockState, sweepRecords, findOverQuota      string
+	readUnwritten, findHidden                                          string
 }
 
 func newQueries(schema string) queries {
@@ -227,8 +237,9 @@ func newQueries(schema string) queries {
 		lockRecord: bind(sqlLockRecord), completeRecord: bind(sqlCompleteRecord), commitRecord: bind(sqlCommitRecord),
 		failRecord: bind(sqlFailRecord), forgetRecord: bind(sqlForgetRecord),
 		keepInline:   bind(strings.ReplaceAll(sqlKeepInline, "{only}", "WHERE pg_try_advisory_xact_lock($16)")),
-		commitInline: bind(strings.ReplaceAll(sqlKeepInline, "{only}", "WHERE "+strings.ReplaceAll(onlyInTx, "{xid}", "$16::text"))),
+		commitInline: bind(txguard.MustChange(strings.ReplaceAll(sqlKeepInline, "{only}", "WHERE "+strings.ReplaceAll(onlyInTx, "{xid}", "$16::text")))),
 		lockPrior:    bind(sqlLockPrior), forgetPrior: bind(sqlForgetPrior),
 		readState: bind(sqlReadState), readHolder: bind(sqlReadHolder), lockState: bind(sqlLockState), sweepRecords: bind(sqlSweepRecords), findOverQuota: bind(sqlFindOverQuota),
+		readUnwritten: bind(sqlReadUnwritten), findHidden: bind(pg.SQLFindHidden("idempotency_key")),
 	}
 }

@@ -10,12 +10,14 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/sagamill/sagamill/idemkey"
+	"github.com/sagamill/sagamill/internal/pg"
 )
 
 // A Store keeps idempotency records in Postgres. It is safe for concurrent
 // use, by any number of processes on one table.
 type Store struct {
 	pool *pgxpool.Pool
+	own  pg.Own // on pool, for what no handler takes part in
 	opts Options
 	q    queries
 	slot chan struct{} // one element for each handler that runs
@@ -30,7 +32,7 @@ func New(pool *pgxpool.Pool, opts *Options) (*Store, error) {
 	if pool == nil {
 		return nil, errors.New("idempg: pool is nil")
 	}
-	s := &Store{pool: pool, memo: newMemo()}
+	s := &Store{pool: pool, own: pg.NewOwn(pool), memo: newMemo()}
 	if opts != nil {
 		s.opts = *opts
 	}
@@ -188,7 +190,7 @@ func (s *Store) Sweep(ctx context.Context, limit int) (int, error) {
 	deleted := 0
 	for deleted < limit {
 		batch := min(limit-deleted, s.opts.SweepBatch)
-		tag, err := s.pool.Exec(ctx, s.q.sweepRecords, batch)
+		tag, err := s.own.Exec(ctx, s.q.sweepRecords, batch)
 		deleted += int(tag.RowsAffected())
 		if err != nil {
 			return deleted, fmt.Errorf("idempg: sweep records: %w", err)

@@ -14,6 +14,10 @@ import (
 // middleware. The transaction goes on.
 var ErrTxManaged = txguard.ErrManaged
 
+// ErrSessionSetting reports a statement that would change a setting of the session, such as SET without LOCAL. The
+// session serves other requests afterwards. The statement was not sent, and the transaction goes on.
+var ErrSessionSetting = txguard.ErrSession
+
 type txKey struct{}
 
 // TxFrom returns the transaction that commits together with the idempotency

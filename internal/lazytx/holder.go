@@ -46,19 +46,21 @@ func (h *holder) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, 
 	if err := h.t.beginCall(); err != nil {
 		return failedRows(err)
 	}
-	defer h.t.endCall()
 	together := sql != "" && queueable(args) && h.t.mayFollowOpening(sql)
 	br, tx, err := h.t.startWith(ctx, together, func(b *pgx.Batch) { b.Queue(sql, args...) })
-	switch {
-	case err != nil:
+	if err != nil {
+		h.t.endCall()
 		return failedRows(err)
-	case br == nil:
-		rows, err := tx.Query(ctx, sql, args...)
-		h.t.noteExecuted(sql, err)
-		return rows, err
 	}
-	r, err := br.Query()
-	result := &rows{Rows: r, br: br}
+	var result *rows
+	if br == nil {
+		r, failed := tx.Query(ctx, sql, args...)
+		h.t.noteExecuted(sql, failed)
+		result, err = &rows{Rows: r, t: h.t}, failed
+	} else {
+		r, failed := br.Query()
+		result, err = &rows{Rows: r, t: h.t, br: br}, failed
+	}
 	if err != nil {
 		result.Close() // callers do not, after an error
 	}
@@ -74,7 +76,6 @@ func (h *holder) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
 	if err := h.t.beginCall(); err != nil {
 		return pgx.FailedBatchResults(b, err)
 	}
-	defer h.t.endCall()
 	together := b.Len() > 0 && !beginsTransaction(b)
 	for _, q := range b.QueuedQueries {
 		together = together && h.t.mayFollowOpening(q.SQL)
@@ -87,11 +88,12 @@ func (h *holder) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
 	})
 	switch {
 	case err != nil:
+		h.t.endCall()
 		return pgx.FailedBatchResults(b, err)
 	case br == nil:
-		return tx.SendBatch(ctx, b)
+		br = tx.SendBatch(ctx, b)
 	}
-	return batchResults{br}
+	return &batchResults{BatchResults: br, t: h.t}
 }
 
 func (h *holder) Begin(ctx context.Context) (pgx.Tx, error) {
@@ -133,20 +135,27 @@ func (h *holder) CopyFrom(ctx context.Context, table pgx.Identifier, columns []s
 	return tx.CopyFrom(ctx, table, columns, src)
 }
 
-// LargeObjects returns a value whose calls all fail if the transaction does not open. Its calls bypass the
-// holder, so [Tx.End] cannot count them. The connection therefore counts as in use from here on.
+// LargeObjects returns a value whose calls all fail if the transaction does not open. Its calls bypass the holder: nothing
+// tells when one is in flight.
 func (h *holder) LargeObjects() pgx.LargeObjects {
-	err := h.t.beginCall()
-	var tx pgx.Tx
-	if err == nil {
-		tx, err = h.openTx(context.Background())
-	}
+	tx, err := h.openLoose()
 	if err != nil {
 		b := &pgx.Batch{}
 		b.BeginTx(pgx.TxOptions{})
 		tx = pgx.FailedBatchResults(b, err).Tx()
 	}
 	return tx.LargeObjects()
+}
+
+func (h *holder) openLoose() (pgx.Tx, error) {
+	if err := h.t.beginCall(); err != nil {
+		return nil, err
+	}
+	defer h.t.endCall()
+	h.t.mu.Lock()
+	h.t.loose = true
+	h.t.mu.Unlock()
+	return h.openTx(context.Background())
 }
 
 // Conn cannot return an error. If the transaction does not open, Conn closes the connection, so that all

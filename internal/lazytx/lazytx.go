@@ -8,6 +8,7 @@ package lazytx
 
 import (
 	"context"
+	"errors"
 	"sync"
 
 	"github.com/jackc/pgx/v5"
@@ -28,7 +29,9 @@ type Tx struct {
 	real  pgx.Tx     // nil until it has begun
 	err   error      // why it cannot be used any more
 	id    string     // see Identify
-	calls int        // calls of the holder that have not returned
+	calls int        // calls of the holder that have not returned, and results that it has not closed
+	loose bool       // the holder has large objects, whose calls are not seen
+	over  bool       // the holder may not call any more: see Freeze
 	lost  error      // of a part: why it has not opened
 }
 
@@ -39,14 +42,19 @@ func New(conn *pgx.Conn, options pgx.TxOptions, opening func(*pgx.Batch)) *Tx {
 	return &Tx{conn: conn, options: options, opening: opening}
 }
 
-// Nested returns a part of outer, a transaction that has begun, which opens with a
-// savepoint of that name; Began tells whether it has been set. Its owner ends it by
+// Nested returns a part of outer, a transaction that has begun, which opens with what before queues, if it is not nil,
+// and a savepoint of that name; Began tells whether it has been set. Its owner ends it by
 // [Tx.End], before there is another part, so that only its holder's statements
 // follow the savepoint. The savepoint has a round trip to itself unless the connection has executed the holder's first
 // statement in a part before. If it does not open, outer cannot be used any more. Outer may be a transaction of this
 // package. The part's first statement then begins it too.
-func Nested(outer pgx.Tx, savepoint string) *Tx {
-	return &Tx{outer: outer, opening: func(b *pgx.Batch) { b.Queue("SAVEPOINT " + savepoint) }}
+func Nested(outer pgx.Tx, savepoint string, before func(*pgx.Batch)) *Tx {
+	return &Tx{outer: outer, opening: func(b *pgx.Batch) {
+		if before != nil {
+			before(b)
+		}
+		b.Queue("SAVEPOINT " + savepoint)
+	}}
 }
 
 // Part returns a part of outer, a transaction that has begun, without a savepoint: its holder's statements go straight
@@ -167,16 +175,33 @@ func rollbackStatement(id string, status txguard.Status) string {
 	return "SELECT pg_current_xact_id_if_assigned() IS DISTINCT FROM '" + id + "'::xid8; " + rollback
 }
 
-// End makes the transaction unusable and sends nothing to the server. It reports
-// whether the connection is quiet, so that nothing is sent on it any more. If it is not
-// quiet, the connection must not be used again: a call of the holder on another
-// goroutine may have passed the check, and not sent its statement yet.
+// Freeze ends the holder's part, and leaves the owner's: further calls of the holder return [pgx.ErrTxClosed]. It reports
+// whether the connection is quiet. If not, a call of the holder on another goroutine, or a result that it has not closed,
+// still uses the connection. Nothing of it may be touched then but its socket, not even to look at its state: see [Cut].
+func (t *Tx) Freeze() (quiet bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.over = true
+	return t.calls == 0
+}
+
+// End is Freeze for the owner as well: the transaction cannot be used any more. It sends nothing to the server. A
+// connection whose holder has large objects is not quiet, since their calls go on working.
 func (t *Tx) End() (quiet bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.err = pgx.ErrTxClosed
-	return t.calls == 0
+	t.over, t.err = true, pgx.ErrTxClosed
+	return t.calls == 0 && !t.loose
 }
+
+// ErrInUse reports that the holder of a transaction has returned while a call on another goroutine, or a result that was
+// not closed, was still using it.
+var ErrInUse = errors.New("the transaction was still in use, by a call on another goroutine or by rows that were not closed")
+
+// Cut closes the socket of a connection that is not quiet. The call that still uses it fails, and the server rolls back.
+// The owner of the connection must drop it, as by Hijack of a pool's, without a look at its state: that would be a data
+// race with the call.
+func Cut(conn *pgx.Conn) { _ = conn.PgConn().Conn().Close() }
 
 // Lost returns why a part could not be opened, if the holder has tried. The
 // transaction around the part cannot be used any more then.
@@ -202,8 +227,11 @@ func (t *Tx) EndedByHolder() bool {
 func (t *Tx) beginCall() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.err != nil {
+	switch {
+	case t.err != nil:
 		return t.err
+	case t.over:
+		return pgx.ErrTxClosed
 	}
 	t.calls++
 	return nil
@@ -332,7 +360,7 @@ func (t *Tx) noteExecuted(sql string, err error) {
 
 // ownConn is txConn, but begins no transaction.
 func (t *Tx) ownConn() *pgx.Conn {
-	if outer, ok := t.outer.(*holder); ok {
+	if outer, ok := txguard.Unwrap(t.outer).(*holder); ok {
 		return outer.t.ownConn()
 	}
 	return t.txConn()

@@ -270,7 +270,7 @@ func TestNestedHasItsSavepointIfAStatementCannotBePrepared(t *testing.T) {
 		"QueryRow":  func(tx pgx.Tx) error { return tx.QueryRow(t.Context(), "SELECT nothing FROM nowhere").Scan(nil) },
 		"SendBatch": func(tx pgx.Tx) error { return tx.SendBatch(t.Context(), broken).Close() },
 	} {
-		part := Nested(outer, "part")
+		part := Nested(outer, "part", nil)
 		if err := first(part.Holder()); err == nil || !part.End() || !part.Began() {
 			t.Errorf("%s: %v, begun: %t; want an error behind the savepoint", name, err, part.Began())
 		}
@@ -281,12 +281,12 @@ func TestNestedHasItsSavepointIfAStatementCannotBePrepared(t *testing.T) {
 			t.Errorf("%s: a statement that failed counts as executed", name)
 		}
 	}
-	if part := Nested(outer, "part"); part.mayFollowOpening(select1) {
+	if part := Nested(outer, "part", nil); part.mayFollowOpening(select1) {
 		t.Error("a statement that was never executed shares the round trip of the savepoint")
 	} else if _, err := part.Holder().Exec(t.Context(), select1, 1); err != nil || !part.End() {
 		t.Error(err)
 	}
-	if !Nested(outer, "part").mayFollowOpening(select1) {
+	if !Nested(outer, "part", nil).mayFollowOpening(select1) {
 		t.Error("a statement that was executed does not share the round trip of the savepoint")
 	}
 	if err := f.rollBack(); err != nil {

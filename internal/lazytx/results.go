@@ -8,19 +8,27 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 )
 
-// rows are the rows of the last statement of a batch. Closing them closes the batch.
+// rows are a result of the holder, which uses the connection until they are closed. If they are those of the last
+// statement of a batch, closing them closes the batch.
 type rows struct {
 	pgx.Rows
-	br  pgx.BatchResults
-	err error // of the batch's end
+	t      *Tx
+	br     pgx.BatchResults // nil: of no batch
+	err    error            // of the batch's end
+	closed bool
 }
 
 // Close closes the rows and the batch. It may be called again.
 func (r *rows) Close() {
 	r.Rows.Close()
-	if err := r.br.Close(); r.err == nil {
-		r.err = err
+	if r.closed {
+		return
 	}
+	r.closed = true
+	if r.br != nil {
+		r.err = r.br.Close()
+	}
+	r.t.endCall()
 }
 
 func (r *rows) Next() bool {
@@ -78,10 +86,24 @@ func (r row) Scan(dest ...any) error {
 	return r.rows.Err()
 }
 
-// batchResults hide the transaction that their batch has begun.
-type batchResults struct{ pgx.BatchResults }
+// batchResults hide the transaction that their batch has begun. They use the connection until they are closed.
+type batchResults struct {
+	pgx.BatchResults
+	t      *Tx
+	closed bool
+}
 
-func (batchResults) Tx() pgx.Tx { return nil }
+func (*batchResults) Tx() pgx.Tx { return nil }
+
+// Close may be called again.
+func (b *batchResults) Close() error {
+	err := b.BatchResults.Close()
+	if !b.closed {
+		b.closed = true
+		b.t.endCall()
+	}
+	return err
+}
 
 // failed are the rows of a statement that was not sent.
 type failed struct{ err error }

@@ -54,24 +54,24 @@ func (s *savepoint) Query(ctx context.Context, sql string, args ...any) (pgx.Row
 	if err := s.t.beginCall(); err != nil {
 		return failedRows(err)
 	}
-	defer s.t.endCall()
-	return s.Tx.Query(ctx, sql, args...)
+	r, err := s.Tx.Query(ctx, sql, args...)
+	result := &rows{Rows: r, t: s.t}
+	if err != nil {
+		result.Close()
+	}
+	return result, err
 }
 
 func (s *savepoint) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
-	if err := s.t.beginCall(); err != nil {
-		return row{err: err}
-	}
-	defer s.t.endCall()
-	return s.Tx.QueryRow(ctx, sql, args...)
+	r, err := s.Query(ctx, sql, args...)
+	return row{r, err}
 }
 
 func (s *savepoint) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
 	if err := s.t.beginCall(); err != nil {
 		return pgx.FailedBatchResults(b, err)
 	}
-	defer s.t.endCall()
-	return s.Tx.SendBatch(ctx, b)
+	return &batchResults{BatchResults: s.Tx.SendBatch(ctx, b), t: s.t}
 }
 
 func (s *savepoint) CopyFrom(ctx context.Context, table pgx.Identifier, columns []string, src pgx.CopyFromSource) (int64, error) {

@@ -43,8 +43,9 @@ SELECT set_config('enable_seqscan', 'off', true), set_config('enable_indexscan',
 	set_config('max_parallel_workers_per_gather', '0', true), set_config('jit', 'off', true),
 	set_config('plan_cache_mode', 'force_custom_plan', true)`
 
-// PlanSettings are the settings of PlanByIndex, for a session.
-var PlanSettings = map[string]string{
+// LogSettings are for a session that reads the log and does nothing else: those of PlanByIndex, and that of pg.Own.
+var LogSettings = map[string]string{
+	"row_security":   "off",
 	"enable_seqscan": "off", "enable_bitmapscan": "off", "max_parallel_workers_per_gather": "0", "jit": "off", "plan_cache_mode": "force_generic_plan",
 }
 

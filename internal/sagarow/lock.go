@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/sagamill/sagamill/internal/flow"
+	"github.com/sagamill/sagamill/internal/pg"
 	"github.com/sagamill/sagamill/internal/sqlschema"
 )
 
@@ -36,7 +37,7 @@ SELECT {columns} FROM {schema}.saga WHERE scope = $1 AND key = $2 AND path = $3`
 
 // Statements lock and read rows of one schema.
 type Statements struct {
-	LockInstance, LockRoot, TryLockInstance, TryLockRoot, ReadInstance string
+	LockInstance, LockRoot, TryLockInstance, TryLockRoot, ReadInstance, FindHidden string
 }
 
 // NewStatements returns those of a schema.
@@ -45,6 +46,7 @@ func NewStatements(schema string) Statements {
 		LockInstance: BindColumns(schema, sqlLockInstance), LockRoot: BindColumns(schema, sqlLockRoot),
 		TryLockInstance: BindColumns(schema, sqlTryLockInstance), TryLockRoot: BindColumns(schema, sqlTryLockRoot),
 		ReadInstance: BindColumns(schema, sqlReadInstance),
+		FindHidden:   sqlschema.Bind(schema, pg.SQLFindHidden("saga")),
 	}
 }
 
@@ -56,14 +58,27 @@ func BindColumns(schema, sql string) string {
 // An Address names an instance within a schema.
 type Address struct{ Scope, Key, Path string }
 
-// LockRow waits for the lock of an instance and reads it. Its error is an [ErrNoInstance] if there is none.
+// LockRow waits for the lock of an instance and reads it. Its error is an [ErrNoInstance] if there is none, and a
+// [pg.HiddenError] if row-level security hides it.
 func (s *Statements) LockRow(ctx context.Context, tx pgx.Tx, at Address) (*Row, error) {
 	if root := flow.Root(at.Path); at.Path != root {
 		if _, err := tx.Exec(ctx, s.LockRoot, at.Scope, at.Key, root); err != nil {
 			return nil, explainRoot(err)
 		}
 	}
-	return scanOne(tx.QueryRow(ctx, s.LockInstance, at.Scope, at.Key, at.Path))
+	r, err := scanOne(tx.QueryRow(ctx, s.LockInstance, at.Scope, at.Key, at.Path))
+	return r, s.hiddenOr(ctx, tx, err)
+}
+
+// hiddenOr returns err, or a [pg.HiddenError] if err is an [ErrNoInstance] because the row is hidden.
+func (s *Statements) hiddenOr(ctx context.Context, db Querier, err error) error {
+	if !errors.Is(err, ErrNoInstance) {
+		return err
+	}
+	if hidden := pg.CheckHidden(ctx, db, s.FindHidden); hidden != nil {
+		return fmt.Errorf("saga: read instance: %w", hidden)
+	}
+	return err
 }
 
 // TryLockRow is [Statements.LockRow] that does not wait: its error is an [ErrNoInstance] also while another transaction
@@ -86,13 +101,12 @@ func explainRoot(err error) error {
 }
 
 // A Querier is a pool or a transaction.
-type Querier interface {
-	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
-}
+type Querier = pg.Querier
 
 // ReadRow reads an instance without a lock. Its error is an [ErrNoInstance] if there is none.
 func (s *Statements) ReadRow(ctx context.Context, db Querier, at Address) (*Row, error) {
-	return scanOne(db.QueryRow(ctx, s.ReadInstance, at.Scope, at.Key, at.Path))
+	r, err := scanOne(db.QueryRow(ctx, s.ReadInstance, at.Scope, at.Key, at.Path))
+	return r, s.hiddenOr(ctx, db, err)
 }
 
 func scanOne(from pgx.Row) (*Row, error) {

@@ -17,8 +17,8 @@ const DefaultConnectionCheck = time.Second
 const SetConnectionCheck = `set_config('client_connection_check_interval', '{connection_check}', true)`
 
 // LimitTransaction is a statement that limits its transaction. PostgreSQL frees the locks if this process does nothing in
-// the transaction for $1 milliseconds, or if [SetConnectionCheck] finds that the process is gone.
-const LimitTransaction = `SELECT set_config('idle_in_transaction_session_timeout', $1, true) || ` + SetConnectionCheck
+// the transaction for $1 milliseconds, or if [SetConnectionCheck] finds that the process is gone. It also reads the [Role].
+const LimitTransaction = `SELECT set_config('idle_in_transaction_session_timeout', $1, true) || ` + SetConnectionCheck + `, ` + Role
 
 // BindConnectionCheck puts an option ConnectionCheck in the place of {connection_check}.
 func BindConnectionCheck(statement string, check time.Duration) string {

@@ -13,7 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/sagamill/sagamill/consumer"
-	"github.com/sagamill/sagamill/internal/pgaway"
+	"github.com/sagamill/sagamill/internal/pg"
 	"github.com/sagamill/sagamill/migrations"
 	"github.com/sagamill/sagamill/outbox"
 	"github.com/sagamill/sagamill/saga"
@@ -84,7 +84,7 @@ func (s *Service) checkTopics(declared []string) error {
 // MigrateService applies sagamill's tables and the service's own. While the server refuses connections or is starting,
 // it tries again until ctx ends, and logs why.
 func (p *Program) MigrateService(ctx context.Context, service, databaseURL string) error {
-	return pgaway.RetryUntilReachable(ctx, func(err error) {
+	return pg.RetryUntilReachable(ctx, func(err error) {
 		slog.WarnContext(ctx, "the database cannot be reached; trying again", "service", service, "error", err)
 	}, func(ctx context.Context) error {
 		if err := migrations.Up(ctx, databaseURL, p.Schemas[service]); err != nil {

@@ -46,7 +46,13 @@ func Name() string { return "t_" + strings.ToLower(rand.Text()[:14]) }
 // Pool opens a pool on url, to be closed when the test ends.
 func Pool(t testing.TB, url string) *pgxpool.Pool {
 	t.Helper()
-	pool, err := pgxpool.NewWithConfig(t.Context(), poolConfig(t, url))
+	return PoolOf(t, poolConfig(t, url))
+}
+
+// PoolOf opens a pool of config, to be closed when the test ends.
+func PoolOf(t testing.TB, config *pgxpool.Config) *pgxpool.Pool {
+	t.Helper()
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
 	if err != nil {
 		t.Fatalf("open pool: %v", err)
 	}

@@ -119,7 +119,7 @@ const (
 	exampleShared  = "examples/internal"
 )
 
-var exampleInternal = []string{"internal/backoff", "internal/brokerurls", consoleServer, devservices, "internal/pgaway", "internal/plaintext"}
+var exampleInternal = []string{"internal/backoff", "internal/brokerurls", consoleServer, devservices, "internal/pg", "internal/plaintext"}
 
 // checkLayers enforces layers. A package that is missing in the table is an error too: its author decides its
 // place.

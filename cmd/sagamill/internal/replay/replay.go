@@ -13,7 +13,9 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+
 	"github.com/sagamill/sagamill/cmd/sagamill/internal/cli"
+	"github.com/sagamill/sagamill/internal/pg"
 	"github.com/sagamill/sagamill/operator"
 )
 
@@ -99,7 +101,7 @@ func replayDatabases(ctx context.Context, databases [][]*cli.Target, what *repla
 // suspended process would otherwise keep the relay from emptying the log's partitions.
 func beginLimited(ctx context.Context, db *pgxpool.Pool, do func(pgx.Tx) error) error {
 	const begin = "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL idle_in_transaction_session_timeout = '10s'"
-	return pgx.BeginTxFunc(ctx, db, pgx.TxOptions{BeginQuery: begin}, do)
+	return pg.NewOwn(db).InTx(ctx, pgx.TxOptions{BeginQuery: begin}, do)
 }
 
 // A replayCall is the command line of a replay.

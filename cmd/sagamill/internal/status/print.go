@@ -23,6 +23,9 @@ func (s *schema) printBlock(w io.Writer) error {
 	version := fmt.Sprintf("version %d of %d", s.Version, migrations.Newest())
 	if s.Denied {
 		version = "version unknown, because the role may not read it"
+		if s.Hidden != "" {
+			version = "version unknown, because row-level security hides rows of " + s.Hidden
+		}
 	}
 	fmt.Fprintf(w, "%s, %s: %s\n", s.Name, version, joinParts(s.Parts))
 	var fields [][2]string
@@ -151,6 +154,8 @@ func (s *schema) explainProblem(n *operator.Problem) (text, command string) {
 	switch n.Kind {
 	case operator.ProblemMigration:
 		return "migrations that this command knows are missing in the schema", s.commandLine("migrate up")
+	case operator.ProblemHidden:
+		return "row-level security hides rows of " + s.Hidden + " from this role: a service whose role is treated so neither publishes nor handles messages", s.commandLine("migrate roles")
 	case operator.ProblemGrant:
 		return "the role may not read all of the schema: run the SQL of the roles again", s.commandLine("migrate roles")
 	case operator.ProblemRepair:

@@ -7,6 +7,7 @@ ON CONFLICT (scope, key, step, n, kind) WHERE state = 'retrying' DO NOTHING
 RETURNING id
 ---- effectQueries.leaseParked
 
+WITH changed AS (
 UPDATE {schema}.parked
 SET reason = 'calling', in_doubt = true, last_at = clock_timestamp(), due_at = clock_timestamp() + $2 * interval '1 microsecond',
 	earlier_failures = CASE
@@ -16,13 +17,22 @@ SET reason = 'calling', in_doubt = true, last_at = clock_timestamp(), due_at = c
 					THEN to_char(parked.last_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"') END,
 				'reason', parked.reason, 'error', left(parked.error, 1000), 'stack', left(parked.stack, 4000)) END
 WHERE id = $1
+	RETURNING 1)
+SELECT CASE WHEN count(*) <> greatest(count(*), 1)
+	THEN (count(*) || ' rows changed, not ' || greatest(count(*), 1) || ': row-level security hides rows of sagamill, or the handler has removed them')::date END
+FROM changed
 ---- effectQueries.postpone
 
+WITH changed AS (
 UPDATE {schema}.parked
 SET attempts = attempts - 1, reason = 'unsettled', due_at = t.now + $2::bigint * interval '1 microsecond',
 	last_at = t.now + ($2::bigint - $3::bigint) * interval '1 microsecond'
 FROM (SELECT clock_timestamp() AS now) AS t
 WHERE id = $1
+	RETURNING 1)
+SELECT CASE WHEN count(*) <> greatest(count(*), 1)
+	THEN (count(*) || ' rows changed, not ' || greatest(count(*), 1) || ': row-level security hides rows of sagamill, or the handler has removed them')::date END
+FROM changed
 ---- effectQueries.readDoubt
 
 SELECT in_doubt,
@@ -41,9 +51,14 @@ FROM {schema}.parked
 WHERE scope = $1 AND key = $2 AND step = $3 AND n = $4 AND kind = $5 AND state = 'retrying'
 ---- effectQueries.setDoubt
 
+WITH changed AS (
 UPDATE {schema}.parked
 SET in_doubt = $2, last_at = last_at + CASE state WHEN 'retrying' THEN $3::bigint ELSE 0 END * interval '1 microsecond'
 WHERE id = $1
+	RETURNING 1)
+SELECT CASE WHEN count(*) <> greatest(count(*), 1)
+	THEN (count(*) || ' rows changed, not ' || greatest(count(*), 1) || ': row-level security hides rows of sagamill, or the handler has removed them')::date END
+FROM changed
 ---- queries.bury
 
 INSERT INTO {schema}.parked (state, kind, scope, key, step, n, topic, message_id, header_names, header_values, payload,
@@ -63,7 +78,7 @@ ON CONFLICT (scope, key, step, n) DO NOTHING
 INSERT INTO {schema}.inbox (scope, key, step, n, state, attempts, digest, undo_digest)
 VALUES ($1, $2, $3, $4, $5, $6, $7, $8)
 ON CONFLICT (scope, key, step, n) DO NOTHING
-RETURNING pg_current_xact_id()::xid,
+RETURNING pg_current_xact_id()::xid, current_setting('role'),
 	set_config('idle_in_transaction_session_timeout', $9, true) || set_config('client_connection_check_interval', '1000', true),
 	clock_timestamp()
 ---- queries.claimOne
@@ -96,14 +111,24 @@ UPDATE {schema}.parked
 SET attempts = attempts + 1
 WHERE scope = $1 AND key = $2 AND step = $3 AND n = $4 AND kind = $5 AND state = 'retrying'
 ---- queries.deleteParked
-DELETE FROM {schema}.parked WHERE id = $1
+
+WITH changed AS (DELETE FROM {schema}.parked WHERE id = $1
+	RETURNING 1)
+SELECT CASE WHEN count(*) <> greatest(count(*), 1)
+	THEN (count(*) || ' rows changed, not ' || greatest(count(*), 1) || ': row-level security hides rows of sagamill, or the handler has removed them')::date END
+FROM changed
+---- queries.findHidden
+
+SELECT name FROM unnest(ARRAY['{schema}.inbox', '{schema}.parked']) WITH ORDINALITY AS t (name, position)
+WHERE to_regclass(name) IS NOT NULL AND row_security_active(to_regclass(name)::oid)
+ORDER BY position LIMIT 1
 ---- queries.handBack
 
 UPDATE {schema}.parked
 SET attempts = attempts - 1, due_at = clock_timestamp() + $4 * interval '1 microsecond'
 WHERE id = $1 AND attempts = $2 AND round = $3 AND state = 'retrying'
 ---- queries.limitIdle
-SELECT set_config('idle_in_transaction_session_timeout', $1, true) || set_config('client_connection_check_interval', '1000', true)
+SELECT set_config('idle_in_transaction_session_timeout', $1, true) || set_config('client_connection_check_interval', '1000', true), current_setting('role')
 ---- queries.lockMany
 
 SELECT a.ordinal::integer, i.state, i.attempts, i.undo_attempts, i.digest, i.undo_digest
@@ -126,10 +151,15 @@ WHERE scope = $1 AND key = $2 AND step = $3 AND n = $4
 FOR UPDATE
 ---- queries.moveStep
 
+WITH changed AS (
 UPDATE {schema}.inbox
 SET state = $5, attempts = $6, undo_attempts = $7,
 	digest = coalesce($8, digest), undo_digest = coalesce($9, undo_digest), updated_at = clock_timestamp()
 WHERE scope = $1 AND key = $2 AND step = $3 AND n = $4
+	RETURNING 1)
+SELECT CASE WHEN count(*) <> greatest(count(*), 1)
+	THEN (count(*) || ' rows changed, not ' || greatest(count(*), 1) || ': row-level security hides rows of sagamill, or the handler has removed them')::date END
+FROM changed
 ---- queries.nameParked
 
 UPDATE {schema}.parked
@@ -141,7 +171,7 @@ SELECT (SELECT extract(epoch FROM greatest(due_at, 'epoch') - statement_timestam
 	WHERE state = 'retrying' AND due_at < 'infinity' ORDER BY due_at LIMIT 1)
 ---- queries.openClaim
 
-SELECT nullif(h.swept_before, '-infinity'), pg_current_xact_id()::xid,
+SELECT nullif(h.swept_before, '-infinity'), pg_current_xact_id()::xid, current_setting('role'),
 	set_config('idle_in_transaction_session_timeout', $5, true) || set_config('client_connection_check_interval', '1000', true),
 	i.state, i.attempts, i.undo_attempts, i.digest, i.undo_digest
 FROM {schema}.inbox_horizon AS h
@@ -152,7 +182,7 @@ LEFT JOIN (
 	FOR UPDATE) AS i ON true
 ---- queries.openClaims
 
-SELECT nullif(swept_before, '-infinity'), pg_current_xact_id()::xid
+SELECT nullif(swept_before, '-infinity'), pg_current_xact_id()::xid, current_setting('role')
 FROM {schema}.inbox_horizon
 ---- queries.park
 
@@ -215,6 +245,7 @@ SET state = 'open', attempts = $6, updated_at = clock_timestamp()
 WHERE scope = $1 AND key = $2 AND step = $3 AND n = $4 AND state = 'done' AND digest = $5 AND xmin = $7
 ---- queries.repark
 
+WITH changed AS (
 UPDATE {schema}.parked
 SET state = $2, reason = $3, error = $4, stack = $5, attempts = $6,
 	due_at = clock_timestamp() + $7 * interval '1 microsecond', last_at = clock_timestamp(), earlier_failures = CASE
@@ -224,6 +255,10 @@ SET state = $2, reason = $3, error = $4, stack = $5, attempts = $6,
 					THEN to_char(parked.last_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"') END,
 				'reason', parked.reason, 'error', left(parked.error, 1000), 'stack', left(parked.stack, 4000)) END
 WHERE id = $1
+	RETURNING 1)
+SELECT CASE WHEN count(*) <> greatest(count(*), 1)
+	THEN (count(*) || ' rows changed, not ' || greatest(count(*), 1) || ': row-level security hides rows of sagamill, or the handler has removed them')::date END
+FROM changed
 ---- queries.takeParked
 
 UPDATE {schema}.parked
@@ -248,9 +283,14 @@ WHERE scope = $1 AND key = $2 AND step = $3 AND n = $4
 FOR UPDATE SKIP LOCKED
 ---- queries.unclaim
 
+WITH changed AS (
 DELETE FROM {schema}.inbox i
 USING unnest($1::text[], $2::text[], $3::text[], $4::text[]) AS a (scope, key, step, n)
 WHERE i.scope = a.scope AND i.key = a.key AND i.step = a.step AND i.n = a.n
+	RETURNING 1)
+SELECT CASE WHEN count(*) <> cardinality($1::text[])
+	THEN (count(*) || ' rows changed, not ' || cardinality($1::text[]) || ': row-level security hides rows of sagamill, or the handler has removed them')::date END
+FROM changed
 ---- queries.yieldParked
 
 WITH other AS (SELECT coalesce(digest, sha256(payload)) = $4 AS same FROM {schema}.parked

@@ -1,5 +1,6 @@
 ---- queries.commitInline
 
+WITH changed AS (
 INSERT INTO {schema}.idempotency_key AS k (namespace, scope, key, token, state, resp_status, resp_header, resp_body, enc_key_id,
 	fp, fp_alg, expires_at, attempt, lease_until, created_at, completed_at)
 SELECT $1, $2, $3, $4, $5, $6, $7, $8, nullif($9, ''),
@@ -11,13 +12,22 @@ ON CONFLICT (namespace, scope, key) DO UPDATE SET
 	token = excluded.token, resp_status = excluded.resp_status, resp_header = excluded.resp_header, resp_body = excluded.resp_body,
 	enc_key_id = excluded.enc_key_id, fp = excluded.fp, fp_alg = excluded.fp_alg, expires_at = excluded.expires_at,
 	attempt = excluded.attempt, lease_until = excluded.lease_until, created_at = excluded.created_at, completed_at = excluded.completed_at
+	RETURNING 1)
+SELECT CASE WHEN count(*) <> greatest(count(*), 1)
+	THEN (count(*) || ' rows changed, not ' || greatest(count(*), 1) || ': row-level security hides rows of sagamill, or the handler has removed them')::date END
+FROM changed
 ---- queries.commitRecord
 
+WITH changed AS (
 UPDATE {schema}.idempotency_key
 SET state = CASE WHEN token = $4 AND state = 1 THEN $5::smallint ELSE 1 / (attempt - attempt) END,
 	resp_status = $6, resp_header = $7, resp_body = $8, enc_key_id = nullif($9, ''), completed_at = clock_timestamp()
 WHERE namespace = $1 AND scope = $2 AND key = $3 AND CASE WHEN $10::text NOT IN ('', pg_current_xact_id()::text)
 	THEN (pg_current_xact_id() || ' is not ' || $10::text || ': the handler has ended the transaction')::boolean ELSE true END
+	RETURNING 1)
+SELECT CASE WHEN count(*) <> greatest(count(*), 1)
+	THEN (count(*) || ' rows changed, not ' || greatest(count(*), 1) || ': row-level security hides rows of sagamill, or the handler has removed them')::date END
+FROM changed
 ---- queries.completeRecord
 
 UPDATE {schema}.idempotency_key
@@ -37,6 +47,11 @@ WHERE namespace = $1 AND scope = $2 AND key = $3 AND token = $4 AND state = 1 AN
 SELECT 1 FROM {schema}.idempotency_key
 WHERE namespace = $1 AND scope = $2 AND key = $3 AND token = $4 AND state = 1
 FOR UPDATE SKIP LOCKED
+---- queries.findHidden
+
+SELECT name FROM unnest(ARRAY['{schema}.idempotency_key']) WITH ORDINALITY AS t (name, position)
+WHERE to_regclass(name) IS NOT NULL AND row_security_active(to_regclass(name)::oid)
+ORDER BY position LIMIT 1
 ---- queries.findOverQuota
 
 SELECT 1 FROM {schema}.idempotency_key
@@ -86,7 +101,7 @@ SELECT
 		CASE WHEN current_setting('statement_timeout')::interval BETWEEN interval '1 us' AND $1::bigint * interval '1 ms'
 		THEN current_setting('statement_timeout') ELSE $1::bigint::text END, true)
 	|| set_config('idle_in_transaction_session_timeout', $2::bigint::text, true)
-	|| set_config('client_connection_check_interval', $3::bigint::text, true) AS limits, pg_current_xact_id()::text, pg_postmaster_start_time() AS server_started, statement_timestamp() AS opened
+	|| set_config('client_connection_check_interval', $3::bigint::text, true) AS limits, current_setting('role'), pg_current_xact_id()::text, pg_postmaster_start_time() AS server_started, statement_timestamp() AS opened
 FROM {schema}.idempotency_key
 WHERE namespace = $4 AND scope = $5 AND key = $6 AND token = $7 AND state = 1
 FOR UPDATE NOWAIT
@@ -107,6 +122,10 @@ WHERE namespace = $1 AND scope = $2 AND key = $3
 
 SELECT state FROM {schema}.idempotency_key
 WHERE namespace = $1 AND scope = $2 AND key = $3 AND token = $4
+---- queries.readUnwritten
+
+SELECT (SELECT token = $4 FROM {schema}.idempotency_key WHERE namespace = $1 AND scope = $2 AND key = $3),
+	row_security_active('{schema}.idempotency_key')
 ---- queries.sweepRecords
 
 WITH old AS MATERIALIZED (

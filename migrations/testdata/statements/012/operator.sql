@@ -1,3 +1,8 @@
+---- Statements.FindHidden
+
+SELECT name FROM unnest(ARRAY['{schema}.saga']) WITH ORDINALITY AS t (name, position)
+WHERE to_regclass(name) IS NOT NULL AND row_security_active(to_regclass(name)::oid)
+ORDER BY position LIMIT 1
 ---- Statements.LockInstance
 
 SELECT scope, key, path, id, root, name, version, plan_hash, coalesce(parent, ''), status, reason, progress, state,

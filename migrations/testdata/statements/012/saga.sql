@@ -1,3 +1,8 @@
+---- Statements.FindHidden
+
+SELECT name FROM unnest(ARRAY['{schema}.saga']) WITH ORDINALITY AS t (name, position)
+WHERE to_regclass(name) IS NOT NULL AND row_security_active(to_regclass(name)::oid)
+ORDER BY position LIMIT 1
 ---- Statements.LockInstance
 
 SELECT scope, key, path, id, root, name, version, plan_hash, coalesce(parent, ''), status, reason, progress, state,
@@ -88,11 +93,16 @@ CROSS JOIN LATERAL (
 ) AS i
 ---- queries.moveInstance
 
+WITH changed AS (
 UPDATE {schema}.saga SET status = $4, reason = $5, progress = $6, state = $7, tries = 0,
 	revision = CASE WHEN revision = $10 THEN revision + 1 END,
 	updated_at = clock_timestamp(), due_at = started_at + $8::bigint * interval '1 millisecond',
 	ended_at = CASE WHEN $9 THEN clock_timestamp() END
 WHERE scope = $1 AND key = $2 AND path = $3
+	RETURNING 1)
+SELECT CASE WHEN count(*) <> greatest(count(*), 1)
+	THEN (count(*) || ' rows changed, not ' || greatest(count(*), 1) || ': row-level security hides rows of sagamill, or the handler has removed them')::date END
+FROM changed
 ---- queries.nextDue
 
 SELECT (SELECT (extract(epoch FROM due_at - clock_timestamp()) * 1000000)::bigint FROM {schema}.saga

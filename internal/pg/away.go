@@ -1,5 +1,4 @@
-// Package pgaway recognizes errors of a PostgreSQL server that is unavailable.
-package pgaway
+package pg
 
 import (
 	"errors"
@@ -12,9 +11,9 @@ import (
 
 const protocolViolation = "08P01"
 
-// Is reports whether err says that the server was unavailable: out of memory, disk or connections, shut down,
+// IsAway reports whether err says that the server was unavailable: out of memory, disk or connections, shut down,
 // read-only, or not reachable. The same statement may succeed later. A COMMIT may have succeeded already.
-func Is(err error) bool {
+func IsAway(err error) bool {
 	var said *pgconn.PgError
 	if errors.As(err, &said) {
 		code := said.Code

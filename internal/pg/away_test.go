@@ -1,4 +1,4 @@
-package pgaway_test
+package pg_test
 
 import (
 	"context"
@@ -11,7 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
-	"github.com/sagamill/sagamill/internal/pgaway"
+	"github.com/sagamill/sagamill/internal/pg"
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
 )
 
@@ -33,7 +33,7 @@ func TestIs(t *testing.T) {
 		{context.DeadlineExceeded, false},
 		{errors.New("no"), false},
 	} {
-		if got := pgaway.Is(tt.err); got != tt.want {
+		if got := pg.IsAway(tt.err); got != tt.want {
 			t.Errorf("Is(%v) = %t, want %t", tt.err, got, tt.want)
 		}
 	}
@@ -52,7 +52,7 @@ func TestAZeroByteIsNoOutage(t *testing.T) {
 			defer conn.Close(t.Context())
 			var text string
 			err = conn.QueryRow(t.Context(), "SELECT $1::text", mode, "a\x00b").Scan(&text)
-			if err == nil || pgaway.Is(err) {
+			if err == nil || pg.IsAway(err) {
 				t.Errorf("%q, %v; want an error that is no outage", text, err)
 			}
 		})

@@ -1,4 +1,4 @@
-package pgaway
+package pg
 
 import (
 	"context"

@@ -1,4 +1,4 @@
-package limitedread_test
+package pg_test
 
 import (
 	"context"
@@ -10,7 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
-	"github.com/sagamill/sagamill/internal/limitedread"
+	"github.com/sagamill/sagamill/internal/pg"
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
 )
 
@@ -18,7 +18,7 @@ import (
 func read(ctx context.Context, t *testing.T, isolation pgx.TxIsoLevel, statement string) (value string, err error) {
 	t.Helper()
 	pool := pgtest.Pool(t, pgtest.URL())
-	err = pgx.BeginTxFunc(t.Context(), pool, limitedread.Begin(ctx, isolation), func(tx pgx.Tx) error {
+	err = pgx.BeginTxFunc(t.Context(), pool, pg.BeginLimitedRead(ctx, isolation), func(tx pgx.Tx) error {
 		return tx.QueryRow(t.Context(), statement).Scan(&value)
 	})
 	return value, err
