@@ -107,7 +107,7 @@ reach AS MATERIALIZED (
 // the place of each. It is one statement, so that its result is of one moment, and takes no
 // lock besides that of any SELECT. Without a message it still returns a row with the relay.
 // A held message is in the log as well. $3 limits the messages; the oldest published ones are left out first.
-const sqlLocateMessages = sqlReach + `,
+var sqlLocateMessages = sqlReach + `,
 mine AS MATERIALIZED (
 	SELECT DISTINCT ON (id) * FROM (
 		SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id, size, created_at,
@@ -127,13 +127,7 @@ SELECT r.holder, r.now, r.epoch > 0 AND NOT r.restored AND NOT EXISTS (SELECT FR
 	p.topic, p.type, p.scope, p.key, p.step, p.n, p.ordering_key, p.correlation_id, p.causation_id,
 	coalesce(p.size, 0), p.created_at, p.due_at, coalesce(p.attempts, 0), p.reason, p.refused_at,
 	coalesce(h.id, 0), h.topic, h.scope, h.key, h.step, h.n, coalesce(h.attempts, 0), h.reason, h.due_at
-FROM relay r LEFT JOIN picked p ON true LEFT JOIN LATERAL (
-	SELECT id, topic, scope, key, step, n, attempts, reason, CASE WHEN isfinite(due_at) THEN due_at END AS due_at
-	FROM (
-		SELECT * FROM {schema}.outbox_held f
-		WHERE p.place IN ('stored', 'waiting') AND f.state IN ('refused', 'waiting') AND f.ordering_key = p.ordering_key
-		ORDER BY f.id LIMIT 1) first
-	WHERE first.id <> p.id) h ON true
+FROM relay r LEFT JOIN picked p ON true ` + sqlFirstHeld + `
 ORDER BY p.id`
 
 // sqlLocateLeaf needs [outboxsql.PlanBySearch].

@@ -24,13 +24,10 @@ const messageFilter = `($1::text = '' OR topic = $1) AND ($2::text = '' OR type 
 const sqlPublished = `coalesce((SELECT pg_visible_in_snapshot(d.xid, past) OR pg_visible_in_snapshot(d.xid, next) AND d.id <= last_id FROM reach), false)`
 
 // sqlFirstHeld is the first message of the ordering key of p that is refused or waits.
-const sqlFirstHeld = `LEFT JOIN LATERAL (
+var sqlFirstHeld = `LEFT JOIN LATERAL (
 	SELECT id, topic, scope, key, step, n, attempts, reason, CASE WHEN isfinite(due_at) THEN due_at END AS due_at
-	FROM (
-		SELECT * FROM {schema}.outbox_held f
-		WHERE p.place IN ('stored', 'waiting') AND f.state IN ('refused', 'waiting') AND f.ordering_key = p.ordering_key
-		ORDER BY f.id LIMIT 1) first
-	WHERE first.id <> p.id) h ON true`
+	FROM (` + outboxsql.RetriedOfKey("p.ordering_key", "1") + `) first
+	WHERE p.place IN ('stored', 'waiting') AND first.id <> p.id) h ON true`
 
 // listedMessage are the columns that scanOutboxMessage reads.
 const listedMessage = `p.id, p.message_id::text, CASE WHEN p.place = 'stored' AND h.id IS NOT NULL THEN 'waiting' ELSE p.place END,
@@ -40,7 +37,7 @@ const listedMessage = `p.id, p.message_id::text, CASE WHEN p.place = 'stored' AN
 
 // sqlListStored lists the first $10 messages of the log that are not published, behind the transaction $8 and the id $9.
 // It begins at the oldest transaction that the relay has not seen end, by the index (xid, id).
-const sqlListStored = sqlReach + `,
+var sqlListStored = sqlReach + `,
 page AS MATERIALIZED (
 	SELECT * FROM ({leaves}) d ORDER BY xid, id LIMIT $10),
 p AS (
@@ -57,7 +54,7 @@ const sqlStoredLeaf = `
 
 // sqlListLog lists the last $9 messages of the log with an id below $8, published or not, the newest first. One that is
 // held has the place that outbox_held says.
-const sqlListLog = sqlReach + `,
+var sqlListLog = sqlReach + `,
 page AS MATERIALIZED (
 	SELECT d.*, CASE WHEN ` + sqlPublished + ` THEN 'published' ELSE 'stored' END AS logged
 	FROM ({leaves}) d ORDER BY id DESC LIMIT $9),
@@ -75,7 +72,7 @@ const sqlLogLeaf = `
 	WHERE id < $8::bigint AND ` + messageFilter + ` ORDER BY id DESC LIMIT $9)`
 
 // sqlListHeldPlace lists the first $10 held messages of the state $8 behind the id $9.
-const sqlListHeldPlace = `
+var sqlListHeldPlace = `
 WITH p AS (
 	SELECT ` + messageColumns + `, octet_length(payload) AS size, created_at, state AS place,
 		CASE WHEN state <> 'dead' AND isfinite(due_at) THEN due_at END AS due_at, attempts, reason, refused_at
@@ -84,7 +81,7 @@ SELECT '', ` + listedMessage + `
 FROM p ` + sqlFirstHeld + ` ORDER BY p.id`
 
 // sqlReadMessage reads the message $1 with its headers and at most $2 bytes of its payload, held or of the log.
-const sqlReadMessage = sqlReach + `,
+var sqlReadMessage = sqlReach + `,
 p AS MATERIALIZED (
 	SELECT ` + messageColumns + `, octet_length(payload) AS size, created_at, state AS place,
 		CASE WHEN state <> 'dead' AND isfinite(due_at) THEN due_at END AS due_at, attempts, reason, refused_at,
@@ -103,16 +100,14 @@ const sqlMessageLeaf = `
 
 // sqlListWaitingKeys lists the first $2 ordering keys behind $1 that are held up, and the first message of each. It reads
 // the messages of these keys alone, by the index outbox_held_ordering_key.
-const sqlListWaitingKeys = `
+var sqlListWaitingKeys = `
 SELECT k.ordering_key, k.messages, k.oldest, f.state, f.id, f.topic, f.scope, f.key, f.step, f.n, f.attempts, f.reason,
 	CASE WHEN isfinite(f.due_at) THEN f.due_at END
 FROM (
 	SELECT ordering_key, count(*) AS messages, min(created_at) AS oldest FROM {schema}.outbox_held
 	WHERE state IN ('refused', 'waiting') AND ordering_key > $1
 	GROUP BY ordering_key ORDER BY ordering_key LIMIT $2) k
-CROSS JOIN LATERAL (
-	SELECT state, id, topic, scope, key, step, n, attempts, reason, due_at FROM {schema}.outbox_held
-	WHERE state IN ('refused', 'waiting') AND ordering_key = k.ordering_key ORDER BY id LIMIT 1) f
+CROSS JOIN LATERAL (` + outboxsql.RetriedOfKey("k.ordering_key", "1") + `) f
 ORDER BY k.ordering_key`
 
 // sqlReadFlow counts the messages of the log that were written in the last minute, among the $1 newest. It also returns

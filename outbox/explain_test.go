@@ -1,7 +1,6 @@
 package outbox
 
 import (
-	"encoding/json"
 	"fmt"
 	"strings"
 	"testing"
@@ -9,30 +8,14 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/sagamill/sagamill/internal/outboxsql"
+	"github.com/sagamill/sagamill/internal/pg"
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
 )
 
-// A plan is a node of what EXPLAIN says in JSON.
-type plan struct {
-	Type     string  `json:"Node Type"`
-	Relation string  `json:"Relation Name"`
-	Rows     float64 `json:"Actual Rows"`
-	Hit      int     `json:"Shared Hit Blocks"`
-	Read     int     `json:"Shared Read Blocks"`
-	Plans    []plan
-}
-
-func (p plan) each(do func(plan)) {
-	do(p)
-	for _, child := range p.Plans {
-		child.each(do)
-	}
-}
-
 // scans returns how the relations are read, except those that are small.
-func (p plan) scans() map[string]string {
+func scans(p pgtest.Plan) map[string]string {
 	scans := map[string]string{}
-	p.each(func(n plan) {
+	p.Each(func(n pgtest.Plan) {
 		if strings.HasPrefix(n.Relation, "outbox") && n.Relation != "outbox_tenure" && n.Relation != "outbox_relay" {
 			scans[n.Relation] += n.Type + " "
 		}
@@ -40,66 +23,25 @@ func (p plan) scans() map[string]string {
 	return scans
 }
 
-// buffers returns how many blocks were touched.
-func (p plan) buffers() int { return p.Hit + p.Read }
-
-// explain runs statement as the relay does, as a prepared one with the settings
-// of outboxsql.PlanByIndex if settled, and returns its plan.
-func (f *fixture) explain(t *testing.T, settled bool, statement string, args ...any) (p plan) {
+// explain runs statement as the relay does, as a prepared one behind the statement settings, and returns its plan.
+func (f *fixture) explain(t *testing.T, settings, statement string, args ...any) pgtest.Plan {
 	t.Helper()
 	tx, err := f.pool.Begin(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer func() { _ = tx.Rollback(t.Context()) }()
-	run := func(statement string) {
+	execute := pgtest.Execute("explained", args)
+	for _, statement := range []string{settings, "PREPARE explained AS " + statement, execute} { // what it needs from the catalogues is not counted
 		if _, err := tx.Exec(t.Context(), statement); err != nil {
 			t.Fatalf("%s: %v", statement, err)
 		}
 	}
-	if settled {
-		run(outboxsql.PlanByIndex)
+	plan := pgtest.Explain(t, tx, "ANALYZE, BUFFERS, ", execute)
+	if _, err := tx.Exec(t.Context(), "DEALLOCATE explained"); err != nil {
+		t.Fatal(err)
 	}
-	literals := make([]string, len(args))
-	for i, arg := range args {
-		literals[i] = literal(arg)
-	}
-	run("PREPARE explained AS " + statement)
-	execute := "EXECUTE explained"
-	if len(args) > 0 {
-		execute += "(" + strings.Join(literals, ", ") + ")"
-	}
-	run(execute) // what it needs from the catalogues is not counted
-	var out []byte
-	if err := tx.QueryRow(t.Context(), "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) "+execute).Scan(&out); err != nil {
-		t.Fatalf("%s: %v", execute, err)
-	}
-	run("DEALLOCATE explained")
-	var all []struct{ Plan plan }
-	if err := json.Unmarshal(out, &all); err != nil || len(all) != 1 {
-		t.Fatalf("%s: %v", out, err)
-	}
-	return all[0].Plan
-}
-
-func literal(arg any) string {
-	switch a := arg.(type) {
-	case nil:
-		return "NULL"
-	case *string:
-		if a == nil {
-			return "NULL"
-		}
-		return "'" + *a + "'"
-	case string:
-		return "'" + a + "'"
-	case []string:
-		return "'{" + strings.Join(a, ",") + "}'"
-	case []int64:
-		return "'" + strings.NewReplacer("[", "{", "]", "}", " ", ",").Replace(fmt.Sprint(a)) + "'"
-	default:
-		return fmt.Sprint(a)
-	}
+	return plan
 }
 
 // fill stores n messages at once.
@@ -135,14 +77,14 @@ func TestWhatIsPublishedCostsNothing(t *testing.T) {
 				f.write(t, msg(fmt.Sprint("new", i), "x"))
 			}
 			ids := []int64{int64(published), int64(published) + 1, int64(published) + 2}
-			for statement, p := range map[string]plan{
-				"listDifference":  f.explain(t, true, r.sql.listDifference, at.from.xmaxText(), at.from.xip, 0, nil, maxList, l.epoch),
-				"countDifference": f.explain(t, true, r.sql.countDifference, at.from.xmaxText(), at.from.xip, at.from.xmaxText(), at.from.xip, at.from.text, 0, 1000),
-				"fetchMessages":   f.explain(t, true, r.sql.fetchMessages[0], ids),
-				"listKept":        f.explain(t, true, pgtest.Statement(t, "operator", "outboxQueries.listLogged", f.schema), "", "", nil, nil, published, published+10, 10),
-				"judgeLeaf":       f.explain(t, true, r.sql.judgeLeaf[0], at.from.xmaxText(), at.from.xip, nil, 0, 0, 1),
+			for statement, p := range map[string]pgtest.Plan{
+				"listDifference":  f.explain(t, outboxsql.PlanByIndex, r.sql.listDifference, at.from.xmaxText(), at.from.xip, 0, nil, maxList, l.epoch),
+				"countDifference": f.explain(t, pg.ReadByIndex, r.sql.countDifference, at.from.xmaxText(), at.from.xip, at.from.xmaxText(), at.from.xip, at.from.text, 0, 1000),
+				"fetchMessages":   f.explain(t, outboxsql.PlanByIndex, r.sql.fetchMessages[0], ids),
+				"listKept":        f.explain(t, outboxsql.PlanByIndex, pgtest.Statement(t, "operator", "outboxQueries.listLogged", f.schema), "", "", nil, nil, published, published+10, 10),
+				"judgeLeaf":       f.explain(t, outboxsql.PlanByIndex, r.sql.judgeLeaf[0], at.from.xmaxText(), at.from.xip, nil, 0, 0, 1),
 			} {
-				for relation, scan := range p.scans() {
+				for relation, scan := range scans(p) {
 					if strings.Contains(scan, "Seq Scan") && relation == "outbox_0" {
 						t.Errorf("%s, %s, %d published: %s by %s", statement, name, published, relation, scan)
 					}
@@ -151,7 +93,7 @@ func TestWhatIsPublishedCostsNothing(t *testing.T) {
 				if buffers[key] == nil {
 					buffers[key] = map[int]int{}
 				}
-				buffers[key][published] = p.buffers()
+				buffers[key][published] = p.Buffers()
 			}
 		}
 	}
@@ -220,33 +162,33 @@ func TestWhatIsNotDueCostsNothing(t *testing.T) {
 			f.exec(t, analyze)
 			r := f.relay(t, RelayOptions{})
 			stalled := []string{"a", "red", "z"}
-			for statement, p := range map[string]plan{
-				"listRetries":  f.explain(t, true, r.sql.listRetries, maxDue, maxFollowers, stalled),
-				"listAll":      f.explain(t, true, r.sql.listRetries, 10, 2, []string{}),
-				"promotePage":  f.explain(t, true, r.sql.promotePage, "", 50),
-				"promotePage2": f.explain(t, true, r.sql.promotePage, "k2", 50),
-				"fetchProbe":   f.explain(t, true, r.sql.fetchProbe, "blue", 0),
-				"fetchProbe2":  f.explain(t, true, r.sql.fetchProbe, "red", 1000),
-				"makeTopicDue": f.explain(t, true, r.sql.makeTopicDue, "blue", 10),
-				"makeAllDue":   f.explain(t, true, r.sql.makeTopicDue, "", 10),
-				"fetchPage":    f.explain(t, true, r.sql.fetchMessages[0], f.ids(t, "outbox", 20)),
-				"deleteHeld":   f.explain(t, true, r.sql.deleteHeld, []int64{1, 2, 3}),
-				"refuseHeld":   f.explain(t, true, r.sql.refuseHeld, []int64{1, 2, 3}, []string{"refused", "refused", "refused"}, []int64{1, 1, 1}, []int64{1, 1, 1}, []string{"r", "r", "r"}),
-				"deferHeld":    f.explain(t, true, r.sql.deferHeld, []int64{1, 2, 3}, []int64{1, 1, 1}, []string{"r", "r", "r"}),
-				"holdMessages": f.explain(t, true, r.sql.holdMessages[0], f.ids(t, "outbox", 3), []string{"waiting", "waiting", "waiting"}, []int64{1, 1, 1}, []int64{0, 0, 0}, []string{"r", "r", "r"}),
-				"moveDelayed":  f.explain(t, true, r.sql.moveDelayed, 2, maxPageBytes),
-				"fetchHeld":    f.explain(t, true, r.sql.fetchHeld, []int64{1, 2, 3}),
-				"promote":      f.explain(t, true, r.sql.promote, []string{"k1", "k2", "k3"}),
+			for statement, p := range map[string]pgtest.Plan{
+				"listRetries":  f.explain(t, outboxsql.PlanByIndex, r.sql.listRetries, maxDue, maxFollowers, stalled),
+				"listAll":      f.explain(t, outboxsql.PlanByIndex, r.sql.listRetries, 10, 2, []string{}),
+				"promotePage":  f.explain(t, outboxsql.PlanByIndex, r.sql.promotePage, "", 50),
+				"promotePage2": f.explain(t, outboxsql.PlanByIndex, r.sql.promotePage, "k2", 50),
+				"fetchProbe":   f.explain(t, outboxsql.PlanByIndex, r.sql.fetchProbe, "blue", 0),
+				"fetchProbe2":  f.explain(t, outboxsql.PlanByIndex, r.sql.fetchProbe, "red", 1000),
+				"makeTopicDue": f.explain(t, outboxsql.PlanByIndex, r.sql.makeTopicDue, "blue", 10),
+				"makeAllDue":   f.explain(t, outboxsql.PlanByIndex, r.sql.makeTopicDue, "", 10),
+				"fetchPage":    f.explain(t, outboxsql.PlanByIndex, r.sql.fetchMessages[0], f.ids(t, "outbox", 20)),
+				"deleteHeld":   f.explain(t, outboxsql.PlanByIndex, r.sql.deleteHeld, []int64{1, 2, 3}),
+				"refuseHeld":   f.explain(t, outboxsql.PlanByIndex, r.sql.refuseHeld, []int64{1, 2, 3}, []string{"refused", "refused", "refused"}, []int64{1, 1, 1}, []int64{1, 1, 1}, []string{"r", "r", "r"}),
+				"deferHeld":    f.explain(t, outboxsql.PlanByIndex, r.sql.deferHeld, []int64{1, 2, 3}, []int64{1, 1, 1}, []string{"r", "r", "r"}),
+				"holdMessages": f.explain(t, outboxsql.PlanByIndex, r.sql.holdMessages[0], f.ids(t, "outbox", 3), []string{"waiting", "waiting", "waiting"}, []int64{1, 1, 1}, []int64{0, 0, 0}, []string{"r", "r", "r"}),
+				"moveDelayed":  f.explain(t, outboxsql.PlanByIndex, r.sql.moveDelayed, 2, maxPageBytes),
+				"fetchHeld":    f.explain(t, outboxsql.PlanByIndex, r.sql.fetchHeld, []int64{1, 2, 3}),
+				"promote":      f.explain(t, outboxsql.PlanByIndex, r.sql.promote, []string{"k1", "k2", "k3"}),
 			} {
-				for relation, scan := range p.scans() {
+				for relation, scan := range scans(p) {
 					if strings.Contains(scan, "Seq Scan") {
 						t.Errorf("%s: %s by %s", statement, relation, scan)
 					}
 				}
-				if p.buffers() > 500 {
-					t.Errorf("%s touches %d buffers", statement, p.buffers())
+				if p.Buffers() > 500 {
+					t.Errorf("%s touches %d buffers", statement, p.Buffers())
 				}
-				t.Logf("%s: %d buffers", statement, p.buffers())
+				t.Logf("%s: %d buffers", statement, p.Buffers())
 			}
 		})
 	}
@@ -261,14 +203,14 @@ func TestOneTopicWithManyHeldMessagesCostsAPage(t *testing.T) {
 	f.holdDeferred(t, 50_000, "red", "-1 s")
 	f.exec(t, "ANALYZE {schema}.outbox_held")
 	r := f.relay(t, RelayOptions{})
-	for statement, p := range map[string]plan{
-		"listRetries":  f.explain(t, true, r.sql.listRetries, 10, 2, []string{}),
-		"moveDelayed":  f.explain(t, true, r.sql.moveDelayed, 2, maxPageBytes),
-		"fetchProbe":   f.explain(t, true, r.sql.fetchProbe, "red", 1000),
-		"makeTopicDue": f.explain(t, true, r.sql.makeTopicDue, "red", 10),
+	for statement, p := range map[string]pgtest.Plan{
+		"listRetries":  f.explain(t, outboxsql.PlanByIndex, r.sql.listRetries, 10, 2, []string{}),
+		"moveDelayed":  f.explain(t, outboxsql.PlanByIndex, r.sql.moveDelayed, 2, maxPageBytes),
+		"fetchProbe":   f.explain(t, outboxsql.PlanByIndex, r.sql.fetchProbe, "red", 1000),
+		"makeTopicDue": f.explain(t, outboxsql.PlanByIndex, r.sql.makeTopicDue, "red", 10),
 	} {
-		if p.buffers() > 300 {
-			t.Errorf("%s touches %d buffers", statement, p.buffers())
+		if p.Buffers() > 300 {
+			t.Errorf("%s touches %d buffers", statement, p.Buffers())
 		}
 	}
 }

@@ -6,6 +6,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/sagamill/sagamill/internal/outboxsql"
 	"github.com/sagamill/sagamill/internal/suites/roletest"
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
 )
@@ -58,25 +59,25 @@ func TestWhatLocateReads(t *testing.T) {
 			f.exec(t, statistics)
 			locate := pgtest.Statement(t, "operator", "outboxQueries.locate", f.schema)
 			locateUnpublished := pgtest.Statement(t, "operator", "outboxQueries.locateUnpublished", f.schema)
-			all := f.explain(t, false, locate, "", "k", MaxList)
-			if got := all.scans()["outbox_0"]; got != "Seq Scan " && got != "Bitmap Heap Scan " {
+			all := f.explain(t, "", locate, "", "k", MaxList)
+			if got := scans(all)["outbox_0"]; got != "Seq Scan " && got != "Bitmap Heap Scan " {
 				t.Errorf("%s: the log is read by %q, want one scan", name, got)
 			}
-			if got := all.scans()["outbox_held"]; got == "" || strings.Contains(got, "Seq Scan") {
+			if got := scans(all)["outbox_held"]; got == "" || strings.Contains(got, "Seq Scan") {
 				t.Errorf("%s: held messages are read by %q, want indexes", name, got)
 			}
 			var pages int
 			if err := f.pool.QueryRow(t.Context(), "SELECT (pg_table_size($1) + pg_table_size($2)) / 8192", f.schema+".outbox_0", f.schema+".outbox_held").Scan(&pages); err != nil {
 				t.Fatal(err)
 			}
-			if most := pages + 5*501 + 100; all.buffers() > most { // and a look into an index for each that waits
-				t.Errorf("%s, %d published: %d buffers, want up to %d", name, published, all.buffers(), most)
+			if most := pages + 5*501 + 100; all.Buffers() > most { // and a look into an index for each that waits
+				t.Errorf("%s, %d published: %d buffers, want up to %d", name, published, all.Buffers(), most)
 			}
-			some := f.explain(t, true, locateUnpublished, "", "k", MaxList)
-			if got := some.scans()["outbox_0"]; strings.Contains(got, "Seq Scan") {
+			some := f.explain(t, outboxsql.PlanByIndex, locateUnpublished, "", "k", MaxList)
+			if got := scans(some)["outbox_0"]; strings.Contains(got, "Seq Scan") {
 				t.Errorf("%s: what is not published is read by %q", name, got)
 			}
-			buffers[name] = append(buffers[name], some.buffers())
+			buffers[name] = append(buffers[name], some.Buffers())
 			var others int // transactions that were open when the cursor was noted: each is looked for in each index
 			if err := f.pool.QueryRow(t.Context(), "SELECT count(x) FROM "+f.schema+".outbox_cursor_0, pg_snapshot_xip(from_snapshot::pg_snapshot) AS x").Scan(&others); err != nil {
 				t.Fatal(err)

@@ -460,7 +460,7 @@ const sqlReadTenure = `SELECT epoch FROM {schema}.outbox_tenure WHERE epoch = $1
 // sqlReadDifference reads the first $2 messages that sqlListDifference would list. A payload of more than $3 bytes is
 // null. (Window functions could end the result at a sum of bytes, but starting them doubles the time of a read. With id
 // in place of id + 0 the planner might take the index on id, as in sqlListDifference.)
-const sqlReadDifference = `
+var sqlReadDifference = `
 SELECT m.id, m.message_id, m.topic, m.type, m.scope, m.key, m.step, m.n, m.ordering_key,
 	m.correlation_id, m.causation_id, m.content_type, m.headers, CASE WHEN octet_length(m.payload) <= $3 THEN m.payload END,
 	m.created_at, 0 AS attempts, ` + sqlBehind + ` AS behind, s.now::text, m.leaf
@@ -483,13 +483,11 @@ const (
 )
 
 // sqlBehind is the held message of the same ordering key behind which the message m has to wait.
-const sqlBehind = `coalesce((
-	SELECT h.id FROM {schema}.outbox_held h
-	WHERE h.state IN ('refused', 'waiting') AND h.ordering_key = ` + outboxsql.LoggedOrderingKey + ` ORDER BY h.id LIMIT 1), 0)`
+var sqlBehind = `coalesce((SELECT f.id FROM (` + outboxsql.RetriedOfKey(outboxsql.LoggedOrderingKey, "1") + `) f), 0)`
 
 // sqlFetchMessages reads listed messages, and the held message of the same ordering key behind
 // which each has to wait. It takes no lock: stored messages never change.
-const sqlFetchMessages = `
+var sqlFetchMessages = `
 SELECT id, message_id, topic, type, scope, key, step, n, ordering_key,
 	correlation_id, causation_id, content_type, headers, payload, created_at, 0 AS attempts, ` + sqlBehind + ` AS behind
 FROM {schema}.{leaf} m WHERE id = ANY ($1::bigint[])`

@@ -343,7 +343,7 @@ func (s *core) queryByIndex(ctx context.Context, read func(pgx.Rows) error, stat
 
 // sqlLookForHeld says whether there are refused messages, and in how many seconds the next delayed one is due.
 const sqlLookForHeld = `
-SELECT EXISTS (SELECT FROM {schema}.outbox_held WHERE state <> 'dead' AND state <> 'delayed' AND due_at < 'infinity'),
+SELECT EXISTS (SELECT FROM {schema}.outbox_held WHERE ` + outboxsql.Retried + ` AND due_at < 'infinity'),
 	(SELECT extract(epoch FROM due_at - clock_timestamp())::float8 FROM {schema}.outbox_held WHERE state = 'delayed' ORDER BY due_at, id LIMIT 1)`
 
 // sqlMoveDelayed moves delayed messages that are due into the log, in the order in which they
@@ -379,10 +379,10 @@ FROM moved ORDER BY due_at, id`
 // outbox_held_topic for each. The last topic is null.
 const sqlHeldTopics = `
 WITH RECURSIVE topics (topic) AS (
-	(SELECT topic FROM {schema}.outbox_held WHERE state <> 'dead' AND state <> 'delayed' AND due_at < 'infinity' ORDER BY topic LIMIT 1)
+	(SELECT topic FROM {schema}.outbox_held WHERE ` + outboxsql.Retried + ` AND due_at < 'infinity' ORDER BY topic LIMIT 1)
 	UNION ALL
-	SELECT (SELECT h.topic FROM {schema}.outbox_held h
-		WHERE h.state <> 'dead' AND h.state <> 'delayed' AND h.due_at < 'infinity' AND h.topic > t.topic ORDER BY h.topic LIMIT 1)
+	SELECT (SELECT topic FROM {schema}.outbox_held
+		WHERE ` + outboxsql.Retried + ` AND due_at < 'infinity' AND topic > t.topic ORDER BY topic LIMIT 1)
 	FROM topics t WHERE t.topic IS NOT NULL)`
 
 // sqlDueByTopic reads messages that are due and the first of their keys, up to $1 of each topic.
@@ -391,16 +391,14 @@ WITH RECURSIVE topics (topic) AS (
 // become a join with all held messages. OFFSET 0 keeps that condition out of the walk in the
 // order of the index: the planner expects a single message to meet it, and would read and sort
 // all due messages.)
-const sqlDueByTopic = `
+var sqlDueByTopic = `
 	SELECT d.* FROM topics t, (VALUES ('refused'), ('waiting')) s (state), LATERAL (
 		SELECT o.* FROM (
 			SELECT id, ordering_key, due_at, payload FROM {schema}.outbox_held
-			WHERE state <> 'dead' AND state <> 'delayed' AND due_at < 'infinity'
+			WHERE ` + outboxsql.Retried + ` AND due_at < 'infinity'
 				AND topic = t.topic AND state = s.state AND due_at <= (SELECT clock_timestamp())
 			ORDER BY due_at, id OFFSET 0) o
-		WHERE o.id = (
-			SELECT h.id FROM {schema}.outbox_held h
-			WHERE h.state IN ('refused', 'waiting') AND h.ordering_key = o.ordering_key ORDER BY h.id LIMIT 1)
+		WHERE o.id = (SELECT f.id FROM (` + outboxsql.RetriedOfKey("o.ordering_key", "1") + `) f)
 		ORDER BY o.due_at, o.id LIMIT $1) d
 	WHERE t.topic <> ALL ($3::text[])`
 
@@ -408,7 +406,7 @@ const sqlDueByTopic = `
 // It stops at the next refused message of the key: a delayed message may have come to lie over
 // that, because its id can be older than its commit. $1 and $2 limit both numbers. Messages of
 // the stalled topics $3 are left out.
-const sqlListRetries = sqlHeldTopics + `,
+var sqlListRetries = sqlHeldTopics + `,
 due AS (SELECT id, ordering_key FROM (` + sqlDueByTopic + `) each ORDER BY due_at, id LIMIT $1)
 SELECT h.id, octet_length(h.payload), h.ordering_key
 FROM {schema}.outbox_held h
@@ -416,9 +414,8 @@ WHERE h.id = ANY (ARRAY(
 	SELECT id FROM due
 	UNION
 	SELECT w.id FROM due, LATERAL (
-		SELECT id, count(*) FILTER (WHERE state = 'refused' AND id <> due.id) OVER (ORDER BY id) AS refused FROM (
-			SELECT f.id, f.state FROM {schema}.outbox_held f
-			WHERE f.state IN ('refused', 'waiting') AND f.ordering_key = due.ordering_key ORDER BY f.id LIMIT $2 + 1) f) w
+		SELECT f.id, count(*) FILTER (WHERE f.state = 'refused' AND f.id <> due.id) OVER (ORDER BY f.id) AS refused
+		FROM (` + outboxsql.RetriedOfKey("due.ordering_key", "$2 + 1") + `) f) w
 	WHERE refused = 0))
 ORDER BY h.id`
 
@@ -429,19 +426,17 @@ ORDER BY h.id`
 const sqlFetchHeld = `
 SELECT id, message_id, topic, type, scope, key, step, n, ordering_key,
 	correlation_id, causation_id, content_type, headers, payload, created_at, attempts
-FROM {schema}.outbox_held WHERE id = ANY ($1::bigint[]) AND state IN ('refused', 'waiting') FOR UPDATE SKIP LOCKED`
+FROM {schema}.outbox_held WHERE id = ANY ($1::bigint[]) AND ` + outboxsql.Retried + ` FOR UPDATE SKIP LOCKED`
 
 // sqlPromotePage makes the first messages of $2 keys from $1 on due that wait behind none,
 // because a person has removed the message before them. It returns how many keys it has looked
 // at, and the last one.
-const sqlPromotePage = `
+var sqlPromotePage = `
 WITH RECURSIVE first AS (
-	(SELECT 1 AS n, ordering_key, id, state, due_at FROM {schema}.outbox_held
-		WHERE state IN ('refused', 'waiting') AND ordering_key >= $1 ORDER BY ordering_key, id LIMIT 1)
+	SELECT 1 AS n, h.ordering_key, h.id, h.state, h.due_at FROM (` + outboxsql.RetriedOfKeys(">= $1", "1") + `) h
 	UNION ALL
-	SELECT f.n + 1, h.* FROM first f, LATERAL (
-		SELECT ordering_key, id, state, due_at FROM {schema}.outbox_held
-		WHERE state IN ('refused', 'waiting') AND ordering_key > f.ordering_key ORDER BY ordering_key, id LIMIT 1) h
+	SELECT f.n + 1, h.ordering_key, h.id, h.state, h.due_at
+	FROM first f, LATERAL (` + outboxsql.RetriedOfKeys("> f.ordering_key", "1") + `) h
 	WHERE f.n < $2),
 promoted AS (` + outboxsql.PromoteFirst + `)
 SELECT n, ordering_key FROM first ORDER BY n DESC LIMIT 1`

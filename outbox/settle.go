@@ -338,7 +338,8 @@ func (r *refusalLog) admitLine(topic string, now time.Time) (unsaid int, log boo
 
 // sqlHoldMessages copies messages of a leaf into outbox_held: refused ones with the time at
 // which they are due again, and those that wait behind one until they are the first. A message
-// that is there already was copied by a transaction whose outcome was not known.
+// that is there already was copied by a transaction whose outcome was not known. (The ids stand twice: a join alone may
+// read the whole leaf, by a plan that was made while the leaf was empty.)
 const sqlHoldMessages = `
 INSERT INTO {schema}.outbox_held (id, message_id, topic, type, scope, key, step, n, ordering_key,
 	correlation_id, causation_id, content_type, headers, payload, created_at, state, due_at, attempts, reason, refused_at)
@@ -348,6 +349,7 @@ SELECT m.id, m.message_id, m.topic, ` + outboxsql.LoggedType + `, m.scope, m.key
 	o.attempts, o.reason, CASE WHEN o.attempts > 0 THEN clock_timestamp() END
 FROM unnest($1::bigint[], $2::text[], $3::bigint[], $4::int[], $5::text[]) o (id, state, wait, attempts, reason)
 JOIN {schema}.{leaf} m USING (id)
+WHERE m.id = ANY ($1::bigint[])
 ON CONFLICT (id) DO NOTHING`
 
 // sqlUnlockedHeld locks the messages $1, except those that a person has locked. Those stay as
@@ -374,7 +376,7 @@ const sqlDeferHeld = `
 UPDATE {schema}.outbox_held h
 SET state = 'waiting', due_at = clock_timestamp() + o.wait * interval '1 microsecond', reason = o.reason
 FROM unnest($1::bigint[], $2::bigint[], $3::text[]) o (id, wait, reason)
-WHERE h.id = o.id AND h.state IN ('refused', 'waiting') AND h.id = ANY (ARRAY` + sqlUnlockedHeld + `)`
+WHERE h.id = o.id AND ` + outboxsql.Retried + ` AND h.id = ANY (ARRAY` + sqlUnlockedHeld + `)`
 
 // sqlCheckpoint notes how far the log is published, unless the tenure is over. If another relay
 // takes over at this very moment, the row has the older epoch and is not read again. {commit} is empty, or the source of

@@ -15,6 +15,38 @@ import (
 	"github.com/sagamill/sagamill/internal/pg"
 )
 
+// countReads makes r use sessions of its own. The result ends them, and returns how many held messages they have read.
+func (f *fixture) countReads(t *testing.T, r *Relay) (heldRead func() int) {
+	t.Helper()
+	config := f.pool.Config()
+	config.ConnConfig.RuntimeParams["application_name"] = f.schema
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.db, r.notifier = pg.NewOwn(pool), newNotifier(pool, f.schema, r.opts.Logger)
+	return func() int {
+		t.Helper()
+		pool.Close()
+		eventually(t, "the relay's sessions have reported what they have read", func() bool {
+			var n int
+			const sessions = "SELECT count(*) FROM pg_stat_activity WHERE application_name = $1"
+			err := f.pool.QueryRow(t.Context(), sessions, f.schema).Scan(&n)
+			return err == nil && n == 0
+		})
+		const reads = `SELECT sum(read)::int FROM (
+			SELECT seq_tup_read + n_tup_upd FROM pg_stat_user_tables WHERE schemaname = $1 AND relname = 'outbox_held'
+			UNION ALL
+			SELECT sum(idx_tup_read) FROM pg_stat_user_indexes WHERE schemaname = $1 AND relname = 'outbox_held') r (read)`
+		var read int
+		err := f.pool.QueryRow(t.Context(), reads, f.schema).Scan(&read)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return read
+	}
+}
+
 // However many messages wait for a stalled topic, a relay that takes over reads a few of them
 // before it publishes what others have written, and walks past none.
 func TestATakeOverReadsFewHeldMessages(t *testing.T) {
@@ -26,27 +58,42 @@ func TestATakeOverReadsFewHeldMessages(t *testing.T) {
 	f.write(t, on("green", msg("g", "green")))
 	b := &topicBroker{red: nack}
 	r := f.stalling(t, b, RelayOptions{Lease: time.Second})
-	config := f.pool.Config()
-	config.ConnConfig.RuntimeParams["application_name"] = f.schema
-	pool, err := pgxpool.NewWithConfig(t.Context(), config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	r.db, r.notifier = pg.NewOwn(pool), newNotifier(pool, f.schema, r.opts.Logger)
+	heldRead := f.countReads(t, r)
 	stop := start(t, r)
 	eventually(t, "the green message is published", func() bool { return slices.Contains(b.published(), "green") })
 	stop()
-	pool.Close()
-	eventually(t, "the relay's sessions have reported what they have read", func() bool {
-		var n int
-		err := f.pool.QueryRow(t.Context(), "SELECT count(*) FROM pg_stat_activity WHERE application_name = $1", f.schema).Scan(&n)
-		return err == nil && n == 0
-	})
-	var read int
-	err = f.pool.QueryRow(t.Context(), `SELECT (SELECT seq_tup_read + n_tup_upd FROM pg_stat_user_tables WHERE schemaname = $1 AND relname = 'outbox_held')
-		+ (SELECT sum(idx_tup_read)::int FROM pg_stat_user_indexes WHERE schemaname = $1 AND relname = 'outbox_held')`, f.schema).Scan(&read)
-	if err != nil || read > many/2 {
-		t.Errorf("the relay has read %d of %d held messages, %v", read, many, err)
+	if read := heldRead(); read > many/2 {
+		t.Errorf("the relay has read %d of %d held messages", read, many)
+	}
+}
+
+// So it is for a relay whose sessions have planned their statements while nearly nothing was held.
+func TestARelayOfAnEmptyTableReadsFewHeldMessages(t *testing.T) {
+	t.Parallel()
+	f := privateServer(t).fixture(t)
+	const many, before = 50_000, 10 // a session plans a statement for each of five executions
+	f.exec(t, "ALTER TABLE {schema}.outbox_held SET (autovacuum_enabled = off)")
+	b := &topicBroker{red: nack}
+	r := f.stalling(t, b, RelayOptions{})
+	heldRead, counting := f.countReads(t, r), f.relay(t, RelayOptions{})
+	stop := start(t, r)
+	keepAside := func(n int) {
+		t.Helper()
+		for i := range n {
+			key := fmt.Sprint("k", i)
+			green := fmt.Sprint("green", n, i)
+			f.write(t, on("red", msg(key, "red")), on("green", msg(key, "behind")), on("green", msg("g", green)))
+			eventually(t, "a green message is published, and the others of its transaction are kept aside", func() bool {
+				return slices.Contains(b.published(), green) && f.stats(t, counting).Stored == 0
+			})
+		}
+	}
+	keepAside(before)
+	f.holdDeferred(t, many, "red", "1 hour")
+	keepAside(2)
+	stop()
+	if read := heldRead(); read > many/2 {
+		t.Errorf("the relay has read %d held messages, and %d were stored meanwhile", read, many)
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/sagamill/sagamill/internal/outboxsql"
 	"github.com/sagamill/sagamill/internal/pg"
 	"github.com/sagamill/sagamill/internal/sqlschema"
 )
@@ -66,7 +67,7 @@ func (r *Relay) Stats(ctx context.Context) (s Stats, err error) {
 		if err := r.readHolder(ctx, tx, &s); err != nil {
 			return err
 		}
-		if _, err := tx.Exec(ctx, r.sql.planByIndex); err != nil {
+		if _, err := tx.Exec(ctx, pg.ReadByIndex); err != nil {
 			return err
 		}
 		if err := r.countStored(ctx, tx, &s); err != nil {
@@ -256,13 +257,21 @@ const sqlCountLeaf = `
 	WHERE xid = ANY ($4::text[]::xid8[]) AND id + 0 > $6 AND pg_visible_in_snapshot(xid, $5::text::pg_snapshot) LIMIT $7)`
 
 // sqlCountHeld counts by state, up to $1 each. It also reads the age in seconds of the first dead letter, from the
-// beginning of its index.
-const sqlCountHeld = `
-SELECT (SELECT count(*) FROM (SELECT FROM {schema}.outbox_held WHERE state = 'delayed' AND state <> 'dead' LIMIT $1) h),
-	(SELECT count(*) FROM (SELECT FROM {schema}.outbox_held WHERE state = 'waiting' LIMIT $1) h),
-	(SELECT count(*) FROM (SELECT FROM {schema}.outbox_held WHERE state = 'refused' LIMIT $1) h),
+// beginning of its index. No index has the waiting messages alone, so they are counted together with the refused ones.
+// A refused message that a person has made due at infinity is never tried, and counts as waiting.
+const sqlCountHeld = sqlHeldTopics + `,
+refused AS MATERIALIZED (SELECT count(*) AS n FROM (
+	SELECT FROM topics t, LATERAL (SELECT FROM {schema}.outbox_held
+		WHERE ` + outboxsql.Retried + ` AND due_at < 'infinity' AND topic = t.topic AND state = 'refused' LIMIT $1) h
+	LIMIT $1) h)
+SELECT (SELECT count(*) FROM (SELECT FROM {schema}.outbox_held WHERE state = 'delayed' LIMIT $1) h),
+	(SELECT count(*) FROM (
+		SELECT FROM {schema}.outbox_held WHERE state IN ('refused', 'waiting') LIMIT $1 + (SELECT n FROM refused)) h) - n,
+	n,
 	(SELECT count(*) FROM (SELECT FROM {schema}.outbox_held WHERE state = 'dead' LIMIT $1) h),
-	coalesce(extract(epoch FROM clock_timestamp() - (SELECT min(refused_at) FROM {schema}.outbox_held WHERE state = 'dead')), 0)::float8`
+	coalesce(extract(epoch FROM clock_timestamp() - (SELECT refused_at FROM {schema}.outbox_held
+		WHERE state = 'dead' ORDER BY refused_at LIMIT 1)), 0)::float8
+FROM refused`
 
 // sqlLeafSizes reads the bytes of each leaf with its indexes.
 const sqlLeafSizes = `

@@ -49,29 +49,51 @@ var LogSettings = map[string]string{
 	"enable_seqscan": "off", "enable_bitmapscan": "off", "max_parallel_workers_per_gather": "0", "jit": "off", "plan_cache_mode": "force_generic_plan",
 }
 
+// Retried is the condition of refused and waiting messages in a statement that finds them by id. With
+// `state IN ('refused', 'waiting')`, a plan that was made while the table was empty may read the whole index of
+// ordering keys, which has this condition.
+const Retried = `state <> 'dead' AND state <> 'delayed'`
+
+// RetriedOfKey selects the first refused and waiting messages of an ordering key, up to limit. Later messages of the
+// key wait behind the first one. The key is searched as a range, because only the index of ordering keys has the order
+// of a range. With `ordering_key = key ORDER BY id`, a plan that was made while the table was empty may walk the
+// primary key instead: past all held messages, for each key.
+func RetriedOfKey(key, limit string) string {
+	return RetriedOfKeys("BETWEEN "+key+" AND "+key, limit)
+}
+
+// RetriedOfKeys selects the first refused and waiting messages of a range of ordering keys such as `> $1`, up to
+// limit.
+func RetriedOfKeys(keys, limit string) string {
+	return `
+	SELECT ordering_key, id, state, due_at, topic, scope, key, step, n, attempts, reason FROM {schema}.outbox_held
+	WHERE state IN ('refused', 'waiting') AND ordering_key ` + keys + ` ORDER BY ordering_key, id LIMIT ` + limit
+}
+
 // Promote makes the first waiting message of each key in $1 due, and returns the keys
 // without a message that holds back later ones. It skips a message that a person has locked.
-const Promote = promoteHead + PromoteFirst + promoteTail
+var Promote = promoteHead + PromoteFirst + promoteTail
 
 // PromoteLocked is Promote for an operator, who waits for a locked message: the relay locks messages for a moment
 // while it reads them, and would find a skipped one a minute later. It waits for none itself. The operator limits the wait, because the relay
 // waits for the operator's transaction.
-const PromoteLocked = promoteHead + promoteFirst + `))` + promoteTail
+var PromoteLocked = promoteHead + promoteFirst + `))` + promoteTail
+
+var promoteHead = `
+WITH keys AS (SELECT DISTINCT key FROM unnest($1::text[]) u (key)),
+first AS (SELECT k.key, f.id, f.state, f.due_at
+	FROM keys k LEFT JOIN LATERAL (` + RetriedOfKey("k.key", "1") + `) f ON true),
+promoted AS (`
 
 const (
-	promoteHead = `
-WITH keys AS (SELECT DISTINCT key FROM unnest($1::text[]) u (key)),
-first AS (SELECT k.key, f.id, f.state, f.due_at FROM keys k LEFT JOIN LATERAL (
-	SELECT id, state, due_at FROM {schema}.outbox_held
-	WHERE ordering_key = k.key AND state IN ('refused', 'waiting') ORDER BY id LIMIT 1) f ON true),
-promoted AS (`
 	promoteTail = `)
 SELECT key FROM first WHERE id IS NULL`
 	promoteFirst = `
 	UPDATE {schema}.outbox_held SET due_at = clock_timestamp()
 	WHERE id = ANY (ARRAY(
 		SELECT id FROM {schema}.outbox_held
-		WHERE id = ANY (ARRAY(SELECT id FROM first WHERE state = 'waiting' AND due_at = 'infinity')) AND state = 'waiting' AND due_at = 'infinity'
+		WHERE id = ANY (ARRAY(SELECT id FROM first WHERE state = 'waiting' AND due_at = 'infinity'))
+			AND state <> 'refused' AND ` + Retried + ` AND due_at = 'infinity'
 		FOR UPDATE`
 )
 

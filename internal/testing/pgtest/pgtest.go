@@ -197,6 +197,14 @@ func PrepareAll(t *testing.T, queries any) {
 	})
 }
 
+// Statements returns the statements in queries by the names of their fields. An element of an array has its number
+// behind the name.
+func Statements(queries any) map[string]string {
+	all := map[string]string{}
+	eachStatement(queries, func(name, statement string) { all[name] = statement })
+	return all
+}
+
 // eachStatement calls do for every statement in queries.
 func eachStatement(queries any, do func(name, statement string)) {
 	v := reflect.ValueOf(queries)

@@ -619,10 +619,9 @@ SELECT r.holder, r.now, r.epoch > 0 AND NOT r.restored AND NOT EXISTS (SELECT FR
 FROM relay r LEFT JOIN picked p ON true LEFT JOIN LATERAL (
 	SELECT id, topic, scope, key, step, n, attempts, reason, CASE WHEN isfinite(due_at) THEN due_at END AS due_at
 	FROM (
-		SELECT * FROM {schema}.outbox_held f
-		WHERE p.place IN ('stored', 'waiting') AND f.state IN ('refused', 'waiting') AND f.ordering_key = p.ordering_key
-		ORDER BY f.id LIMIT 1) first
-	WHERE first.id <> p.id) h ON true
+	SELECT ordering_key, id, state, due_at, topic, scope, key, step, n, attempts, reason FROM {schema}.outbox_held
+	WHERE state IN ('refused', 'waiting') AND ordering_key BETWEEN p.ordering_key AND p.ordering_key ORDER BY ordering_key, id LIMIT 1) first
+	WHERE p.place IN ('stored', 'waiting') AND first.id <> p.id) h ON true
 ORDER BY p.id
 ---- outboxQueries.locateUnpublished
 
@@ -718,10 +717,9 @@ SELECT r.holder, r.now, r.epoch > 0 AND NOT r.restored AND NOT EXISTS (SELECT FR
 FROM relay r LEFT JOIN picked p ON true LEFT JOIN LATERAL (
 	SELECT id, topic, scope, key, step, n, attempts, reason, CASE WHEN isfinite(due_at) THEN due_at END AS due_at
 	FROM (
-		SELECT * FROM {schema}.outbox_held f
-		WHERE p.place IN ('stored', 'waiting') AND f.state IN ('refused', 'waiting') AND f.ordering_key = p.ordering_key
-		ORDER BY f.id LIMIT 1) first
-	WHERE first.id <> p.id) h ON true
+	SELECT ordering_key, id, state, due_at, topic, scope, key, step, n, attempts, reason FROM {schema}.outbox_held
+	WHERE state IN ('refused', 'waiting') AND ordering_key BETWEEN p.ordering_key AND p.ordering_key ORDER BY ordering_key, id LIMIT 1) first
+	WHERE p.place IN ('stored', 'waiting') AND first.id <> p.id) h ON true
 ORDER BY p.id
 ---- outboxQueries.lockLease
 SELECT epoch FROM {schema}.outbox_relay FOR NO KEY UPDATE
@@ -744,14 +742,16 @@ SELECT set_config('enable_seqscan', 'off', true), set_config('enable_indexscan',
 ---- outboxQueries.promote
 
 WITH keys AS (SELECT DISTINCT key FROM unnest($1::text[]) u (key)),
-first AS (SELECT k.key, f.id, f.state, f.due_at FROM keys k LEFT JOIN LATERAL (
-	SELECT id, state, due_at FROM {schema}.outbox_held
-	WHERE ordering_key = k.key AND state IN ('refused', 'waiting') ORDER BY id LIMIT 1) f ON true),
+first AS (SELECT k.key, f.id, f.state, f.due_at
+	FROM keys k LEFT JOIN LATERAL (
+	SELECT ordering_key, id, state, due_at, topic, scope, key, step, n, attempts, reason FROM {schema}.outbox_held
+	WHERE state IN ('refused', 'waiting') AND ordering_key BETWEEN k.key AND k.key ORDER BY ordering_key, id LIMIT 1) f ON true),
 promoted AS (
 	UPDATE {schema}.outbox_held SET due_at = clock_timestamp()
 	WHERE id = ANY (ARRAY(
 		SELECT id FROM {schema}.outbox_held
-		WHERE id = ANY (ARRAY(SELECT id FROM first WHERE state = 'waiting' AND due_at = 'infinity')) AND state = 'waiting' AND due_at = 'infinity'
+		WHERE id = ANY (ARRAY(SELECT id FROM first WHERE state = 'waiting' AND due_at = 'infinity'))
+			AND state <> 'refused' AND state <> 'dead' AND state <> 'delayed' AND due_at = 'infinity'
 		FOR UPDATE)))
 SELECT key FROM first WHERE id IS NULL
 ---- outboxQueries.read
@@ -931,10 +931,9 @@ SELECT '', p.id, p.message_id::text, CASE WHEN p.place = 'stored' AND h.id IS NO
 FROM p LEFT JOIN LATERAL (
 	SELECT id, topic, scope, key, step, n, attempts, reason, CASE WHEN isfinite(due_at) THEN due_at END AS due_at
 	FROM (
-		SELECT * FROM {schema}.outbox_held f
-		WHERE p.place IN ('stored', 'waiting') AND f.state IN ('refused', 'waiting') AND f.ordering_key = p.ordering_key
-		ORDER BY f.id LIMIT 1) first
-	WHERE first.id <> p.id) h ON true ORDER BY p.id
+	SELECT ordering_key, id, state, due_at, topic, scope, key, step, n, attempts, reason FROM {schema}.outbox_held
+	WHERE state IN ('refused', 'waiting') AND ordering_key BETWEEN p.ordering_key AND p.ordering_key ORDER BY ordering_key, id LIMIT 1) first
+	WHERE p.place IN ('stored', 'waiting') AND first.id <> p.id) h ON true ORDER BY p.id
 ---- readerQueries.listLog
 
 WITH relay AS MATERIALIZED (
@@ -999,10 +998,9 @@ SELECT '', p.id, p.message_id::text, CASE WHEN p.place = 'stored' AND h.id IS NO
 FROM p LEFT JOIN LATERAL (
 	SELECT id, topic, scope, key, step, n, attempts, reason, CASE WHEN isfinite(due_at) THEN due_at END AS due_at
 	FROM (
-		SELECT * FROM {schema}.outbox_held f
-		WHERE p.place IN ('stored', 'waiting') AND f.state IN ('refused', 'waiting') AND f.ordering_key = p.ordering_key
-		ORDER BY f.id LIMIT 1) first
-	WHERE first.id <> p.id) h ON true ORDER BY p.id DESC
+	SELECT ordering_key, id, state, due_at, topic, scope, key, step, n, attempts, reason FROM {schema}.outbox_held
+	WHERE state IN ('refused', 'waiting') AND ordering_key BETWEEN p.ordering_key AND p.ordering_key ORDER BY ordering_key, id LIMIT 1) first
+	WHERE p.place IN ('stored', 'waiting') AND first.id <> p.id) h ON true ORDER BY p.id DESC
 ---- readerQueries.listMessageActivity
 
 SELECT id, at, who, db_user, verb, why, what::text, cardinality(ids), ids[1:5], '', '', '', ''
@@ -1103,10 +1101,9 @@ SELECT p.xid::text, p.id, p.message_id::text, CASE WHEN p.place = 'stored' AND h
 FROM p LEFT JOIN LATERAL (
 	SELECT id, topic, scope, key, step, n, attempts, reason, CASE WHEN isfinite(due_at) THEN due_at END AS due_at
 	FROM (
-		SELECT * FROM {schema}.outbox_held f
-		WHERE p.place IN ('stored', 'waiting') AND f.state IN ('refused', 'waiting') AND f.ordering_key = p.ordering_key
-		ORDER BY f.id LIMIT 1) first
-	WHERE first.id <> p.id) h ON true ORDER BY p.xid, p.id
+	SELECT ordering_key, id, state, due_at, topic, scope, key, step, n, attempts, reason FROM {schema}.outbox_held
+	WHERE state IN ('refused', 'waiting') AND ordering_key BETWEEN p.ordering_key AND p.ordering_key ORDER BY ordering_key, id LIMIT 1) first
+	WHERE p.place IN ('stored', 'waiting') AND first.id <> p.id) h ON true ORDER BY p.xid, p.id
 ---- readerQueries.listWaitingKeys
 
 SELECT k.ordering_key, k.messages, k.oldest, f.state, f.id, f.topic, f.scope, f.key, f.step, f.n, f.attempts, f.reason,
@@ -1116,8 +1113,8 @@ FROM (
 	WHERE state IN ('refused', 'waiting') AND ordering_key > $1
 	GROUP BY ordering_key ORDER BY ordering_key LIMIT $2) k
 CROSS JOIN LATERAL (
-	SELECT state, id, topic, scope, key, step, n, attempts, reason, due_at FROM {schema}.outbox_held
-	WHERE state IN ('refused', 'waiting') AND ordering_key = k.ordering_key ORDER BY id LIMIT 1) f
+	SELECT ordering_key, id, state, due_at, topic, scope, key, step, n, attempts, reason FROM {schema}.outbox_held
+	WHERE state IN ('refused', 'waiting') AND ordering_key BETWEEN k.ordering_key AND k.ordering_key ORDER BY ordering_key, id LIMIT 1) f
 ORDER BY k.ordering_key
 ---- readerQueries.readFlow
 
@@ -1200,7 +1197,6 @@ SELECT '', p.id, p.message_id::text, CASE WHEN p.place = 'stored' AND h.id IS NO
 FROM p LEFT JOIN LATERAL (
 	SELECT id, topic, scope, key, step, n, attempts, reason, CASE WHEN isfinite(due_at) THEN due_at END AS due_at
 	FROM (
-		SELECT * FROM {schema}.outbox_held f
-		WHERE p.place IN ('stored', 'waiting') AND f.state IN ('refused', 'waiting') AND f.ordering_key = p.ordering_key
-		ORDER BY f.id LIMIT 1) first
-	WHERE first.id <> p.id) h ON true
+	SELECT ordering_key, id, state, due_at, topic, scope, key, step, n, attempts, reason FROM {schema}.outbox_held
+	WHERE state IN ('refused', 'waiting') AND ordering_key BETWEEN p.ordering_key AND p.ordering_key ORDER BY ordering_key, id LIMIT 1) first
+	WHERE p.place IN ('stored', 'waiting') AND first.id <> p.id) h ON true

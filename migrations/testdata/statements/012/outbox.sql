@@ -63,11 +63,24 @@ UNION ALL
 	WHERE xid = ANY ($4::text[]::xid8[]) AND id + 0 > $6 AND pg_visible_in_snapshot(xid, $5::text::pg_snapshot) LIMIT $7)) d
 ---- queries.countHeld
 
-SELECT (SELECT count(*) FROM (SELECT FROM {schema}.outbox_held WHERE state = 'delayed' AND state <> 'dead' LIMIT $1) h),
-	(SELECT count(*) FROM (SELECT FROM {schema}.outbox_held WHERE state = 'waiting' LIMIT $1) h),
-	(SELECT count(*) FROM (SELECT FROM {schema}.outbox_held WHERE state = 'refused' LIMIT $1) h),
+WITH RECURSIVE topics (topic) AS (
+	(SELECT topic FROM {schema}.outbox_held WHERE state <> 'dead' AND state <> 'delayed' AND due_at < 'infinity' ORDER BY topic LIMIT 1)
+	UNION ALL
+	SELECT (SELECT topic FROM {schema}.outbox_held
+		WHERE state <> 'dead' AND state <> 'delayed' AND due_at < 'infinity' AND topic > t.topic ORDER BY topic LIMIT 1)
+	FROM topics t WHERE t.topic IS NOT NULL),
+refused AS MATERIALIZED (SELECT count(*) AS n FROM (
+	SELECT FROM topics t, LATERAL (SELECT FROM {schema}.outbox_held
+		WHERE state <> 'dead' AND state <> 'delayed' AND due_at < 'infinity' AND topic = t.topic AND state = 'refused' LIMIT $1) h
+	LIMIT $1) h)
+SELECT (SELECT count(*) FROM (SELECT FROM {schema}.outbox_held WHERE state = 'delayed' LIMIT $1) h),
+	(SELECT count(*) FROM (
+		SELECT FROM {schema}.outbox_held WHERE state IN ('refused', 'waiting') LIMIT $1 + (SELECT n FROM refused)) h) - n,
+	n,
 	(SELECT count(*) FROM (SELECT FROM {schema}.outbox_held WHERE state = 'dead' LIMIT $1) h),
-	coalesce(extract(epoch FROM clock_timestamp() - (SELECT min(refused_at) FROM {schema}.outbox_held WHERE state = 'dead')), 0)::float8
+	coalesce(extract(epoch FROM clock_timestamp() - (SELECT refused_at FROM {schema}.outbox_held
+		WHERE state = 'dead' ORDER BY refused_at LIMIT 1)), 0)::float8
+FROM refused
 ---- queries.currentLeaf
 
 SELECT pg_sequence_last_value('{schema}.outbox_leaf'::regclass) % 3,
@@ -77,7 +90,7 @@ SELECT pg_sequence_last_value('{schema}.outbox_leaf'::regclass) % 3,
 UPDATE {schema}.outbox_held h
 SET state = 'waiting', due_at = clock_timestamp() + o.wait * interval '1 microsecond', reason = o.reason
 FROM unnest($1::bigint[], $2::bigint[], $3::text[]) o (id, wait, reason)
-WHERE h.id = o.id AND h.state IN ('refused', 'waiting') AND h.id = ANY (ARRAY(SELECT id FROM {schema}.outbox_held WHERE id = ANY ($1::bigint[]) FOR UPDATE SKIP LOCKED))
+WHERE h.id = o.id AND state <> 'dead' AND state <> 'delayed' AND h.id = ANY (ARRAY(SELECT id FROM {schema}.outbox_held WHERE id = ANY ($1::bigint[]) FOR UPDATE SKIP LOCKED))
 ---- queries.deleteHeld
 DELETE FROM {schema}.outbox_held WHERE id = ANY (ARRAY(SELECT id FROM {schema}.outbox_held WHERE id = ANY ($1::bigint[]) FOR UPDATE SKIP LOCKED))
 ---- queries.fence
@@ -88,42 +101,50 @@ WHERE epoch = $1 AND EXISTS (SELECT FROM {schema}.outbox_tenure WHERE epoch = $1
 
 SELECT id, message_id, topic, type, scope, key, step, n, ordering_key,
 	correlation_id, causation_id, content_type, headers, payload, created_at, attempts
-FROM {schema}.outbox_held WHERE id = ANY ($1::bigint[]) AND state IN ('refused', 'waiting') FOR UPDATE SKIP LOCKED
+FROM {schema}.outbox_held WHERE id = ANY ($1::bigint[]) AND state <> 'dead' AND state <> 'delayed' FOR UPDATE SKIP LOCKED
 ---- queries.fetchMessages0
 
 SELECT id, message_id, topic, type, scope, key, step, n, ordering_key,
-	correlation_id, causation_id, content_type, headers, payload, created_at, 0 AS attempts, coalesce((
-	SELECT h.id FROM {schema}.outbox_held h
-	WHERE h.state IN ('refused', 'waiting') AND h.ordering_key = CASE left(m.ordering_key, 1) WHEN '' THEN m.scope || E'\x1f' || m.key
+	correlation_id, causation_id, content_type, headers, payload, created_at, 0 AS attempts, coalesce((SELECT f.id FROM (
+	SELECT ordering_key, id, state, due_at, topic, scope, key, step, n, attempts, reason FROM {schema}.outbox_held
+	WHERE state IN ('refused', 'waiting') AND ordering_key BETWEEN CASE left(m.ordering_key, 1) WHEN '' THEN m.scope || E'\x1f' || m.key
 		WHEN E'\x1f' THEN m.scope || E'\x1f' || m.key || m.ordering_key
-		WHEN E'\x1e' THEN substr(m.ordering_key, 2) ELSE m.ordering_key END ORDER BY h.id LIMIT 1), 0) AS behind
+		WHEN E'\x1e' THEN substr(m.ordering_key, 2) ELSE m.ordering_key END AND CASE left(m.ordering_key, 1) WHEN '' THEN m.scope || E'\x1f' || m.key
+		WHEN E'\x1f' THEN m.scope || E'\x1f' || m.key || m.ordering_key
+		WHEN E'\x1e' THEN substr(m.ordering_key, 2) ELSE m.ordering_key END ORDER BY ordering_key, id LIMIT 1) f), 0) AS behind
 FROM {schema}.outbox_0 m WHERE id = ANY ($1::bigint[])
 ---- queries.fetchMessages1
 
 SELECT id, message_id, topic, type, scope, key, step, n, ordering_key,
-	correlation_id, causation_id, content_type, headers, payload, created_at, 0 AS attempts, coalesce((
-	SELECT h.id FROM {schema}.outbox_held h
-	WHERE h.state IN ('refused', 'waiting') AND h.ordering_key = CASE left(m.ordering_key, 1) WHEN '' THEN m.scope || E'\x1f' || m.key
+	correlation_id, causation_id, content_type, headers, payload, created_at, 0 AS attempts, coalesce((SELECT f.id FROM (
+	SELECT ordering_key, id, state, due_at, topic, scope, key, step, n, attempts, reason FROM {schema}.outbox_held
+	WHERE state IN ('refused', 'waiting') AND ordering_key BETWEEN CASE left(m.ordering_key, 1) WHEN '' THEN m.scope || E'\x1f' || m.key
 		WHEN E'\x1f' THEN m.scope || E'\x1f' || m.key || m.ordering_key
-		WHEN E'\x1e' THEN substr(m.ordering_key, 2) ELSE m.ordering_key END ORDER BY h.id LIMIT 1), 0) AS behind
+		WHEN E'\x1e' THEN substr(m.ordering_key, 2) ELSE m.ordering_key END AND CASE left(m.ordering_key, 1) WHEN '' THEN m.scope || E'\x1f' || m.key
+		WHEN E'\x1f' THEN m.scope || E'\x1f' || m.key || m.ordering_key
+		WHEN E'\x1e' THEN substr(m.ordering_key, 2) ELSE m.ordering_key END ORDER BY ordering_key, id LIMIT 1) f), 0) AS behind
 FROM {schema}.outbox_1 m WHERE id = ANY ($1::bigint[])
 ---- queries.fetchMessages2
 
 SELECT id, message_id, topic, type, scope, key, step, n, ordering_key,
-	correlation_id, causation_id, content_type, headers, payload, created_at, 0 AS attempts, coalesce((
-	SELECT h.id FROM {schema}.outbox_held h
-	WHERE h.state IN ('refused', 'waiting') AND h.ordering_key = CASE left(m.ordering_key, 1) WHEN '' THEN m.scope || E'\x1f' || m.key
+	correlation_id, causation_id, content_type, headers, payload, created_at, 0 AS attempts, coalesce((SELECT f.id FROM (
+	SELECT ordering_key, id, state, due_at, topic, scope, key, step, n, attempts, reason FROM {schema}.outbox_held
+	WHERE state IN ('refused', 'waiting') AND ordering_key BETWEEN CASE left(m.ordering_key, 1) WHEN '' THEN m.scope || E'\x1f' || m.key
 		WHEN E'\x1f' THEN m.scope || E'\x1f' || m.key || m.ordering_key
-		WHEN E'\x1e' THEN substr(m.ordering_key, 2) ELSE m.ordering_key END ORDER BY h.id LIMIT 1), 0) AS behind
+		WHEN E'\x1e' THEN substr(m.ordering_key, 2) ELSE m.ordering_key END AND CASE left(m.ordering_key, 1) WHEN '' THEN m.scope || E'\x1f' || m.key
+		WHEN E'\x1f' THEN m.scope || E'\x1f' || m.key || m.ordering_key
+		WHEN E'\x1e' THEN substr(m.ordering_key, 2) ELSE m.ordering_key END ORDER BY ordering_key, id LIMIT 1) f), 0) AS behind
 FROM {schema}.outbox_2 m WHERE id = ANY ($1::bigint[])
 ---- queries.fetchMessages3
 
 SELECT id, message_id, topic, type, scope, key, step, n, ordering_key,
-	correlation_id, causation_id, content_type, headers, payload, created_at, 0 AS attempts, coalesce((
-	SELECT h.id FROM {schema}.outbox_held h
-	WHERE h.state IN ('refused', 'waiting') AND h.ordering_key = CASE left(m.ordering_key, 1) WHEN '' THEN m.scope || E'\x1f' || m.key
+	correlation_id, causation_id, content_type, headers, payload, created_at, 0 AS attempts, coalesce((SELECT f.id FROM (
+	SELECT ordering_key, id, state, due_at, topic, scope, key, step, n, attempts, reason FROM {schema}.outbox_held
+	WHERE state IN ('refused', 'waiting') AND ordering_key BETWEEN CASE left(m.ordering_key, 1) WHEN '' THEN m.scope || E'\x1f' || m.key
 		WHEN E'\x1f' THEN m.scope || E'\x1f' || m.key || m.ordering_key
-		WHEN E'\x1e' THEN substr(m.ordering_key, 2) ELSE m.ordering_key END ORDER BY h.id LIMIT 1), 0) AS behind
+		WHEN E'\x1e' THEN substr(m.ordering_key, 2) ELSE m.ordering_key END AND CASE left(m.ordering_key, 1) WHEN '' THEN m.scope || E'\x1f' || m.key
+		WHEN E'\x1f' THEN m.scope || E'\x1f' || m.key || m.ordering_key
+		WHEN E'\x1e' THEN substr(m.ordering_key, 2) ELSE m.ordering_key END ORDER BY ordering_key, id LIMIT 1) f), 0) AS behind
 FROM {schema}.outbox_other m WHERE id = ANY ($1::bigint[])
 ---- queries.fetchProbe
 
@@ -149,6 +170,7 @@ SELECT m.id, m.message_id, m.topic, coalesce(nullif(m.type, ''), m.topic), m.sco
 	o.attempts, o.reason, CASE WHEN o.attempts > 0 THEN clock_timestamp() END
 FROM unnest($1::bigint[], $2::text[], $3::bigint[], $4::int[], $5::text[]) o (id, state, wait, attempts, reason)
 JOIN {schema}.outbox_0 m USING (id)
+WHERE m.id = ANY ($1::bigint[])
 ON CONFLICT (id) DO NOTHING
 ---- queries.holdMessages1
 
@@ -162,6 +184,7 @@ SELECT m.id, m.message_id, m.topic, coalesce(nullif(m.type, ''), m.topic), m.sco
 	o.attempts, o.reason, CASE WHEN o.attempts > 0 THEN clock_timestamp() END
 FROM unnest($1::bigint[], $2::text[], $3::bigint[], $4::int[], $5::text[]) o (id, state, wait, attempts, reason)
 JOIN {schema}.outbox_1 m USING (id)
+WHERE m.id = ANY ($1::bigint[])
 ON CONFLICT (id) DO NOTHING
 ---- queries.holdMessages2
 
@@ -175,6 +198,7 @@ SELECT m.id, m.message_id, m.topic, coalesce(nullif(m.type, ''), m.topic), m.sco
 	o.attempts, o.reason, CASE WHEN o.attempts > 0 THEN clock_timestamp() END
 FROM unnest($1::bigint[], $2::text[], $3::bigint[], $4::int[], $5::text[]) o (id, state, wait, attempts, reason)
 JOIN {schema}.outbox_2 m USING (id)
+WHERE m.id = ANY ($1::bigint[])
 ON CONFLICT (id) DO NOTHING
 ---- queries.holdMessages3
 
@@ -188,6 +212,7 @@ SELECT m.id, m.message_id, m.topic, coalesce(nullif(m.type, ''), m.topic), m.sco
 	o.attempts, o.reason, CASE WHEN o.attempts > 0 THEN clock_timestamp() END
 FROM unnest($1::bigint[], $2::text[], $3::bigint[], $4::int[], $5::text[]) o (id, state, wait, attempts, reason)
 JOIN {schema}.outbox_other m USING (id)
+WHERE m.id = ANY ($1::bigint[])
 ON CONFLICT (id) DO NOTHING
 ---- queries.insertDelayed
 
@@ -312,8 +337,8 @@ ORDER BY m.id
 WITH RECURSIVE topics (topic) AS (
 	(SELECT topic FROM {schema}.outbox_held WHERE state <> 'dead' AND state <> 'delayed' AND due_at < 'infinity' ORDER BY topic LIMIT 1)
 	UNION ALL
-	SELECT (SELECT h.topic FROM {schema}.outbox_held h
-		WHERE h.state <> 'dead' AND h.state <> 'delayed' AND h.due_at < 'infinity' AND h.topic > t.topic ORDER BY h.topic LIMIT 1)
+	SELECT (SELECT topic FROM {schema}.outbox_held
+		WHERE state <> 'dead' AND state <> 'delayed' AND due_at < 'infinity' AND topic > t.topic ORDER BY topic LIMIT 1)
 	FROM topics t WHERE t.topic IS NOT NULL),
 due AS (SELECT id, ordering_key FROM (
 	SELECT d.* FROM topics t, (VALUES ('refused'), ('waiting')) s (state), LATERAL (
@@ -322,9 +347,9 @@ due AS (SELECT id, ordering_key FROM (
 			WHERE state <> 'dead' AND state <> 'delayed' AND due_at < 'infinity'
 				AND topic = t.topic AND state = s.state AND due_at <= (SELECT clock_timestamp())
 			ORDER BY due_at, id OFFSET 0) o
-		WHERE o.id = (
-			SELECT h.id FROM {schema}.outbox_held h
-			WHERE h.state IN ('refused', 'waiting') AND h.ordering_key = o.ordering_key ORDER BY h.id LIMIT 1)
+		WHERE o.id = (SELECT f.id FROM (
+	SELECT ordering_key, id, state, due_at, topic, scope, key, step, n, attempts, reason FROM {schema}.outbox_held
+	WHERE state IN ('refused', 'waiting') AND ordering_key BETWEEN o.ordering_key AND o.ordering_key ORDER BY ordering_key, id LIMIT 1) f)
 		ORDER BY o.due_at, o.id LIMIT $1) d
 	WHERE t.topic <> ALL ($3::text[])) each ORDER BY due_at, id LIMIT $1)
 SELECT h.id, octet_length(h.payload), h.ordering_key
@@ -333,9 +358,10 @@ WHERE h.id = ANY (ARRAY(
 	SELECT id FROM due
 	UNION
 	SELECT w.id FROM due, LATERAL (
-		SELECT id, count(*) FILTER (WHERE state = 'refused' AND id <> due.id) OVER (ORDER BY id) AS refused FROM (
-			SELECT f.id, f.state FROM {schema}.outbox_held f
-			WHERE f.state IN ('refused', 'waiting') AND f.ordering_key = due.ordering_key ORDER BY f.id LIMIT $2 + 1) f) w
+		SELECT f.id, count(*) FILTER (WHERE f.state = 'refused' AND f.id <> due.id) OVER (ORDER BY f.id) AS refused
+		FROM (
+	SELECT ordering_key, id, state, due_at, topic, scope, key, step, n, attempts, reason FROM {schema}.outbox_held
+	WHERE state IN ('refused', 'waiting') AND ordering_key BETWEEN due.ordering_key AND due.ordering_key ORDER BY ordering_key, id LIMIT $2 + 1) f) w
 	WHERE refused = 0))
 ORDER BY h.id
 ---- queries.lockLeaf0
@@ -361,8 +387,8 @@ SELECT EXISTS (SELECT FROM {schema}.outbox_held WHERE state <> 'dead' AND state 
 WITH RECURSIVE topics (topic) AS (
 	(SELECT topic FROM {schema}.outbox_held WHERE state <> 'dead' AND state <> 'delayed' AND due_at < 'infinity' ORDER BY topic LIMIT 1)
 	UNION ALL
-	SELECT (SELECT h.topic FROM {schema}.outbox_held h
-		WHERE h.state <> 'dead' AND h.state <> 'delayed' AND h.due_at < 'infinity' AND h.topic > t.topic ORDER BY h.topic LIMIT 1)
+	SELECT (SELECT topic FROM {schema}.outbox_held
+		WHERE state <> 'dead' AND state <> 'delayed' AND due_at < 'infinity' AND topic > t.topic ORDER BY topic LIMIT 1)
 	FROM topics t WHERE t.topic IS NOT NULL)
 UPDATE {schema}.outbox_held SET due_at = clock_timestamp()
 WHERE id = ANY (ARRAY(
@@ -408,31 +434,36 @@ SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan'
 ---- queries.promote
 
 WITH keys AS (SELECT DISTINCT key FROM unnest($1::text[]) u (key)),
-first AS (SELECT k.key, f.id, f.state, f.due_at FROM keys k LEFT JOIN LATERAL (
-	SELECT id, state, due_at FROM {schema}.outbox_held
-	WHERE ordering_key = k.key AND state IN ('refused', 'waiting') ORDER BY id LIMIT 1) f ON true),
+first AS (SELECT k.key, f.id, f.state, f.due_at
+	FROM keys k LEFT JOIN LATERAL (
+	SELECT ordering_key, id, state, due_at, topic, scope, key, step, n, attempts, reason FROM {schema}.outbox_held
+	WHERE state IN ('refused', 'waiting') AND ordering_key BETWEEN k.key AND k.key ORDER BY ordering_key, id LIMIT 1) f ON true),
 promoted AS (
 	UPDATE {schema}.outbox_held SET due_at = clock_timestamp()
 	WHERE id = ANY (ARRAY(
 		SELECT id FROM {schema}.outbox_held
-		WHERE id = ANY (ARRAY(SELECT id FROM first WHERE state = 'waiting' AND due_at = 'infinity')) AND state = 'waiting' AND due_at = 'infinity'
+		WHERE id = ANY (ARRAY(SELECT id FROM first WHERE state = 'waiting' AND due_at = 'infinity'))
+			AND state <> 'refused' AND state <> 'dead' AND state <> 'delayed' AND due_at = 'infinity'
 		FOR UPDATE SKIP LOCKED)))
 SELECT key FROM first WHERE id IS NULL
 ---- queries.promotePage
 
 WITH RECURSIVE first AS (
-	(SELECT 1 AS n, ordering_key, id, state, due_at FROM {schema}.outbox_held
-		WHERE state IN ('refused', 'waiting') AND ordering_key >= $1 ORDER BY ordering_key, id LIMIT 1)
+	SELECT 1 AS n, h.ordering_key, h.id, h.state, h.due_at FROM (
+	SELECT ordering_key, id, state, due_at, topic, scope, key, step, n, attempts, reason FROM {schema}.outbox_held
+	WHERE state IN ('refused', 'waiting') AND ordering_key >= $1 ORDER BY ordering_key, id LIMIT 1) h
 	UNION ALL
-	SELECT f.n + 1, h.* FROM first f, LATERAL (
-		SELECT ordering_key, id, state, due_at FROM {schema}.outbox_held
-		WHERE state IN ('refused', 'waiting') AND ordering_key > f.ordering_key ORDER BY ordering_key, id LIMIT 1) h
+	SELECT f.n + 1, h.ordering_key, h.id, h.state, h.due_at
+	FROM first f, LATERAL (
+	SELECT ordering_key, id, state, due_at, topic, scope, key, step, n, attempts, reason FROM {schema}.outbox_held
+	WHERE state IN ('refused', 'waiting') AND ordering_key > f.ordering_key ORDER BY ordering_key, id LIMIT 1) h
 	WHERE f.n < $2),
 promoted AS (
 	UPDATE {schema}.outbox_held SET due_at = clock_timestamp()
 	WHERE id = ANY (ARRAY(
 		SELECT id FROM {schema}.outbox_held
-		WHERE id = ANY (ARRAY(SELECT id FROM first WHERE state = 'waiting' AND due_at = 'infinity')) AND state = 'waiting' AND due_at = 'infinity'
+		WHERE id = ANY (ARRAY(SELECT id FROM first WHERE state = 'waiting' AND due_at = 'infinity'))
+			AND state <> 'refused' AND state <> 'dead' AND state <> 'delayed' AND due_at = 'infinity'
 		FOR UPDATE SKIP LOCKED)))
 SELECT n, ordering_key FROM first ORDER BY n DESC LIMIT 1
 ---- queries.readCursor
@@ -446,11 +477,13 @@ ORDER BY epoch DESC, seq DESC LIMIT 1
 
 SELECT m.id, m.message_id, m.topic, m.type, m.scope, m.key, m.step, m.n, m.ordering_key,
 	m.correlation_id, m.causation_id, m.content_type, m.headers, CASE WHEN octet_length(m.payload) <= $3 THEN m.payload END,
-	m.created_at, 0 AS attempts, coalesce((
-	SELECT h.id FROM {schema}.outbox_held h
-	WHERE h.state IN ('refused', 'waiting') AND h.ordering_key = CASE left(m.ordering_key, 1) WHEN '' THEN m.scope || E'\x1f' || m.key
+	m.created_at, 0 AS attempts, coalesce((SELECT f.id FROM (
+	SELECT ordering_key, id, state, due_at, topic, scope, key, step, n, attempts, reason FROM {schema}.outbox_held
+	WHERE state IN ('refused', 'waiting') AND ordering_key BETWEEN CASE left(m.ordering_key, 1) WHEN '' THEN m.scope || E'\x1f' || m.key
 		WHEN E'\x1f' THEN m.scope || E'\x1f' || m.key || m.ordering_key
-		WHEN E'\x1e' THEN substr(m.ordering_key, 2) ELSE m.ordering_key END ORDER BY h.id LIMIT 1), 0) AS behind, s.now::text, m.leaf
+		WHEN E'\x1e' THEN substr(m.ordering_key, 2) ELSE m.ordering_key END AND CASE left(m.ordering_key, 1) WHEN '' THEN m.scope || E'\x1f' || m.key
+		WHEN E'\x1f' THEN m.scope || E'\x1f' || m.key || m.ordering_key
+		WHEN E'\x1e' THEN substr(m.ordering_key, 2) ELSE m.ordering_key END ORDER BY ordering_key, id LIMIT 1) f), 0) AS behind, s.now::text, m.leaf
 FROM (SELECT pg_current_snapshot() AS now FROM {schema}.outbox_tenure WHERE epoch = $4) s
 LEFT JOIN LATERAL (SELECT * FROM (
 		SELECT 0 AS leaf, id, message_id, topic, type, scope, key, step, n, ordering_key,
@@ -489,11 +522,13 @@ ORDER BY m.id
 
 SELECT m.id, m.message_id, m.topic, m.type, m.scope, m.key, m.step, m.n, m.ordering_key,
 	m.correlation_id, m.causation_id, m.content_type, m.headers, CASE WHEN octet_length(m.payload) <= $3 THEN m.payload END,
-	m.created_at, 0 AS attempts, coalesce((
-	SELECT h.id FROM {schema}.outbox_held h
-	WHERE h.state IN ('refused', 'waiting') AND h.ordering_key = CASE left(m.ordering_key, 1) WHEN '' THEN m.scope || E'\x1f' || m.key
+	m.created_at, 0 AS attempts, coalesce((SELECT f.id FROM (
+	SELECT ordering_key, id, state, due_at, topic, scope, key, step, n, attempts, reason FROM {schema}.outbox_held
+	WHERE state IN ('refused', 'waiting') AND ordering_key BETWEEN CASE left(m.ordering_key, 1) WHEN '' THEN m.scope || E'\x1f' || m.key
 		WHEN E'\x1f' THEN m.scope || E'\x1f' || m.key || m.ordering_key
-		WHEN E'\x1e' THEN substr(m.ordering_key, 2) ELSE m.ordering_key END ORDER BY h.id LIMIT 1), 0) AS behind, s.now::text, m.leaf
+		WHEN E'\x1e' THEN substr(m.ordering_key, 2) ELSE m.ordering_key END AND CASE left(m.ordering_key, 1) WHEN '' THEN m.scope || E'\x1f' || m.key
+		WHEN E'\x1f' THEN m.scope || E'\x1f' || m.key || m.ordering_key
+		WHEN E'\x1e' THEN substr(m.ordering_key, 2) ELSE m.ordering_key END ORDER BY ordering_key, id LIMIT 1) f), 0) AS behind, s.now::text, m.leaf
 FROM (SELECT pg_current_snapshot() AS now FROM {schema}.outbox_tenure WHERE epoch = $4) s
 LEFT JOIN LATERAL (SELECT * FROM (
 		SELECT 0 AS leaf, id, message_id, topic, type, scope, key, step, n, ordering_key,
