@@ -12,6 +12,9 @@
 //	          elsewhere holds a snapshot open
 //	latency   from commit to consumer, on an idle system
 //	producer  what an outbox row costs the business transaction that writes it
+//	stall     what a stalled topic with a million held messages costs another topic,
+//	          and how fast it gets into its queue when that is back; -held sets the
+//	          number of messages
 //
 // The last lines are one for each target: target NAME VALUE GOAL ok|short. The
 // exit status is 0 in any case: a busy machine is no reason to fail a build.

@@ -23,6 +23,7 @@ type bench struct {
 	rounds  int
 	slice   time.Duration
 	hold    time.Duration
+	held    int
 	broker  *private.Broker
 	servers []*private.Server // the first is native
 }
@@ -38,6 +39,7 @@ var parts = []part{
 	{"hold", (*bench).measureHolds},
 	{"latency", (*bench).latencies},
 	{"producer", (*bench).producers},
+	{"stall", (*bench).measureStalls},
 }
 
 func main() {
@@ -49,6 +51,7 @@ func main() {
 	flag.IntVar(&b.rounds, "rounds", 3, "rounds; the median counts")
 	flag.DurationVar(&b.slice, "slice", 5*time.Second, "length of one measurement, about")
 	flag.DurationVar(&b.hold, "hold", time.Minute, "how long a snapshot is held open")
+	flag.IntVar(&b.held, "held", 1_000_000, "messages that are held for a stalled topic")
 	cpu := flag.String("cpuprofile", "", "write a CPU profile of this process to the file")
 	list := flag.String("parts", strings.Join(names, ","), "what is measured")
 	flag.Parse()
