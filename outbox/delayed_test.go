@@ -234,14 +234,14 @@ func TestDueMessagesDoNotHoldUpOthers(t *testing.T) {
 	}
 }
 
-// A move takes no more bytes than a page does, but one message in any case.
+// A move takes no more bytes than may be in flight of held messages, a quarter of the window.
 func TestAMoveIsLimitedInBytes(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	f.delay(t, "k", slices.Repeat([]string{strings.Repeat("x", MaxPayload)}, 6)...)
 	f.due(t)
 	l := f.leader(t, RelayOptions{})
-	for _, want := range []int{4, 2, 0} {
+	for _, want := range []int{2, 2, 2, 0} {
 		l.held.moveAt = time.Time{}
 		if n, err := l.held.moveDelayed(t.Context()); n != want || err != nil {
 			t.Errorf("%d messages of %d bytes were moved, %v; want %d", n, MaxPayload, err, want)

@@ -359,6 +359,7 @@ func (l *lane) dropDecided() {
 
 func (l *lane) decideItem(m *item, o outcome) {
 	m.outcome = o
+	m.Payload, m.Headers = nil, nil // a page may wait for its last message for long
 	if m.held && o != skipped {
 		delete(l.suspects, m.ID)
 	}

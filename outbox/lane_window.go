@@ -13,6 +13,9 @@ const (
 
 	// stallPage is the number of these messages.
 	stallPage = 16
+
+	// messageOverhead is about how much memory a message takes in the relay besides its payload and its headers.
+	messageOverhead = 1 << 10
 )
 
 // An outcome is what became of a message in a lane.
@@ -43,7 +46,7 @@ type item struct {
 type page struct {
 	seq   uint64 // pages are settled in this order
 	items []item
-	bytes int          // of payload
+	bytes int          // of memory, see row.memory
 	after cursor       // behind it, for a page of the log
 	held  bool         // its messages are held ones
 	left  atomic.Int32 // items undecided
@@ -62,39 +65,49 @@ func (p *page) isExceptional() bool {
 	return false
 }
 
-// A window is the pages in flight, from their read to their settlement.
+// A window is the pages in flight, from their read to their settlement. They take half of WindowBytes, and the other
+// half only while the window makes no progress. So a heap that grows to twice of what is in use, as Go's does, stays
+// within twice WindowBytes.
 type window struct {
 	*core
 	pages    []*page // in order
 	messages int     // in pages
-	bytes    int     // of their payloads
+	bytes    int     // of their memory
 	seq      uint64  // of the last page
 	movedAt  time.Time
 
 	settled      int // messages that are settled, and that no checkpoint covers yet
-	settledBytes int // of their payloads
+	settledBytes int // of their memory, which is free
 }
 
-// roomForLog returns how many messages may be read from the log, and how many bytes of payload
-// they may have, give or take a message.
+// usualBytes is how much memory the pages in flight take while the window makes progress.
+func (w *window) usualBytes() int { return max(1, w.opts.WindowBytes/2) }
+
+// roomForLog returns how many messages may be read from the log, and how many bytes of memory
+// they may take, give or take a message.
 func (w *window) roomForLog() (messages, bytes int) {
-	messages, bytes = min(w.opts.Window-w.messages-w.settled, w.limits.page), w.opts.WindowBytes-w.bytes-w.settledBytes
+	messages, bytes = min(w.opts.Window-w.messages-w.settled, w.limits.page), w.roomInBytes()
 	if messages > 0 && bytes > 0 {
 		return messages, min(bytes, maxPageBytes)
 	}
 	if time.Since(w.movedAt) > w.limits.stall && w.currentPressure() != stuck {
 		w.movedAt = time.Now()
-		return stallPage, min(w.opts.WindowBytes, maxPageBytes)
+		return stallPage, min(w.opts.WindowBytes-w.bytes, maxPageBytes)
 	}
 	return 0, 0
+}
+
+// roomInBytes is roomForLog for the memory alone, while the window makes progress.
+func (w *window) roomInBytes() int {
+	return min(w.usualBytes()-w.bytes, w.opts.WindowBytes-w.bytes-w.settledBytes)
 }
 
 // currentPressure returns how full the window is.
 func (w *window) currentPressure() pressure {
 	switch {
-	case w.messages >= 2*w.opts.Window || w.bytes >= 2*w.opts.WindowBytes:
+	case w.messages >= 2*w.opts.Window || w.bytes >= w.opts.WindowBytes:
 		return stuck
-	case 2*w.messages >= w.opts.Window || 2*w.bytes >= w.opts.WindowBytes:
+	case 2*w.messages >= w.opts.Window || 2*w.bytes >= w.usualBytes():
 		return pressed
 	}
 	return calm
@@ -111,7 +124,7 @@ func (w *window) hasManySettled() bool {
 }
 
 func (w *window) isFull() bool {
-	return w.messages >= w.opts.Window || w.bytes >= w.opts.WindowBytes
+	return w.messages >= w.opts.Window || w.bytes >= w.usualBytes()
 }
 
 // addPage makes a page of rows and adds it at the end.
@@ -123,7 +136,7 @@ func (w *window) addPage(rows []row, after cursor, held bool) *page {
 		m := &p.items[i]
 		m.row, m.page, m.key = rows[i], p, maphash.String(keySeed, rows[i].OrderingKey)
 		m.held = held
-		p.bytes += len(m.Payload)
+		p.bytes += m.memory()
 	}
 	w.pages = append(w.pages, p)
 	w.messages += len(rows)

@@ -24,7 +24,7 @@ import (
 
 const (
 	// maxPage is how many messages are read at once, and maxPageBytes how many bytes of
-	// payload, give or take a message.
+	// memory they take, give or take a message and their headers.
 	maxPage      = 512
 	maxPageBytes = 32 << 20
 
@@ -67,7 +67,7 @@ const largePayload = 256 << 10
 type entry struct {
 	leaf int
 	id   int64
-	size int
+	size int // bytes of payload
 }
 
 // newReadBatch returns a batch for a read of the log.
@@ -116,7 +116,7 @@ func (l *logReader) closeOwn() {
 	}
 }
 
-// readPage returns the next messages, up to limit and up to so many bytes of payload, but at
+// readPage returns the next messages, up to limit and up to so many bytes of memory, but at
 // least one, and the cursor behind them. After an error it can be called again. Its statements go
 // behind those of batch, which newReadBatch has made, in one transaction.
 func (l *logReader) readPage(ctx context.Context, batch *pgx.Batch, limit, bytes int) ([]row, cursor, error) {
@@ -159,18 +159,21 @@ func (l *logReader) readNext(ctx context.Context, batch *pgx.Batch, limit, bytes
 // isCaughtUp reports whether the difference is read to its end.
 func (l *logReader) isCaughtUp() bool { return l.at.to == nil && len(l.list) == 0 }
 
-// countFitting returns how many of list make a page of at most limit messages and so many bytes.
+// countFitting returns how many of list make a page of at most limit messages that take so many bytes of memory,
+// without their headers.
 func countFitting(list []entry, limit, bytes int) int {
 	n, sum := 0, 0
-	for n < min(len(list), limit) && (n == 0 || sum+list[n].size <= bytes) {
-		sum += list[n].size
+	for n < min(len(list), limit) {
+		if sum += list[n].size + messageOverhead; n > 0 && sum > bytes {
+			break
+		}
 		n++
 	}
 	return n
 }
 
 // readSmallDifference reads the first messages of the difference from at, without listing them. It keeps those before
-// the first large payload, up to so many bytes of payload. If there are more, the next call of readNext lists the rest.
+// the first large payload, up to so many bytes of memory. If there are more, the next call of readNext lists the rest.
 func (l *logReader) readSmallDifference(ctx context.Context, batch *pgx.Batch, bytes int) (rows []row, behind position, err error) {
 	var now string
 	found, room := 0, bytes
@@ -185,7 +188,7 @@ func (l *logReader) readSmallDifference(ctx context.Context, batch *pgx.Batch, b
 			if err := m.scanLogged(result, &m.behind, &now, &m.leaf); err != nil {
 				return err
 			}
-			room -= len(m.Payload)
+			room -= m.memory()
 			if m.Payload != nil && len(rows) == found && (found == 0 || room >= 0) {
 				rows = append(rows, m)
 			}

@@ -58,9 +58,9 @@ func (h *heldReader) roomForHeld() int {
 	return min(h.limits.page, h.opts.Window-h.window.messages-h.window.settled, max(1, h.opts.Window/2))
 }
 
-// bytesForHeld is roomForHeld for the bytes of their payloads, give or take a message.
+// bytesForHeld is roomForHeld for the bytes of their memory, give or take a message.
 func (h *heldReader) bytesForHeld() int {
-	return min(maxPageBytes, h.opts.WindowBytes-h.window.bytes-h.window.settledBytes, max(1, h.opts.WindowBytes/2))
+	return min(maxPageBytes, h.window.roomInBytes(), max(1, h.window.usualBytes()/2))
 }
 
 // lookSoon makes the next round look for refused messages that are due.

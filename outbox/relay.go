@@ -32,8 +32,10 @@ type RelayOptions struct {
 	// When the relay is killed, at most Window messages are published again. After a message over which the broker's
 	// connection breaks, Window can grow to twice as many. Default: 2048, at most 100,000.
 	Window int
-	// WindowBytes limits the sum of the payload bytes of the messages that Window counts; the last of these messages may
-	// exceed the limit. WindowBytes can grow to twice as much, as Window can. Default: 64 MiB; at least 1.
+	// WindowBytes limits the memory of the messages that Window counts: the payload and the headers of each message, and
+	// 1 KiB; the last message may exceed the limit. Usually the messages that are being published take half of it, and the
+	// other half only after a message over which the broker's connection breaks. The process of a relay takes twice
+	// WindowBytes and 64 MiB at most. Default: 64 MiB; at least 1.
 	WindowBytes int
 	// Lanes is the number of lanes of the relay; each lane makes up to 64 calls of the Publisher at the same time, each
 	// call for another topic. Messages of one ordering key are in one lane. Default: 4, at most 64.

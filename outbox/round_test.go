@@ -91,14 +91,16 @@ func TestALookForDelayedMessagesFollowsACommitOfManyPages(t *testing.T) {
 func TestSettledMessagesCountInTheWindowsBytes(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	l := f.leader(t, RelayOptions{Lanes: 1, WindowBytes: 10})
+	const size = 5 + messageOverhead
+	l := f.leader(t, RelayOptions{Lanes: 1, WindowBytes: 4 * size})
 	f.write(t, msg("k", "12345"))
 	f.publishPage(t, l, nil)
 	if _, err := l.settlePages(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if _, bytes := l.window.roomForLog(); bytes != 5 || l.window.settled != 1 {
-		t.Errorf("%d messages are settled without a checkpoint, and there is room for %d bytes; want 1 and 5", l.window.settled, bytes)
+	if _, bytes := l.window.roomForLog(); bytes != 2*size || l.window.settled != 1 || l.window.settledBytes != size {
+		t.Errorf("%d messages of %d bytes are settled without a checkpoint, and there is room for %d bytes; want 1 of %d, and room for two",
+			l.window.settled, l.window.settledBytes, bytes, size)
 	}
 	f.write(t, msg("k", "67890"))
 	f.publishPage(t, l, nil)
@@ -108,7 +110,11 @@ func TestSettledMessagesCountInTheWindowsBytes(t *testing.T) {
 	if _, err := l.settlePages(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	l.window.settledBytes = 10
+	l.window.settledBytes = 3 * size
+	if _, bytes := l.window.roomForLog(); bytes != size {
+		t.Errorf("there is room for %d bytes beside three settled messages of four, want %d", bytes, size)
+	}
+	l.window.settledBytes = 4 * size
 	if !l.window.isFullWithSettled() {
 		t.Error("settled messages that fill the window are not written")
 	}
@@ -172,12 +178,12 @@ func TestAReadEndsBeforeALargePayload(t *testing.T) {
 		bytes    int
 		first    int // messages of the first read
 	}{
-		{"all are small", []string{"1", "", "333", "4"}, 100, 4},
-		{"the first is large", []string{"123456", "2", "3"}, 100, 0},
-		{"the second is large", []string{"1", "234567", "3", "456789"}, 100, 1},
-		{"the last is large", []string{"1", "2", "345678"}, 100, 2},
-		{"as large as allowed", []string{"12345", "2"}, 100, 2},
-		{"more bytes than there is room for", []string{"123", "45", "6", "7"}, 5, 2},
+		{"all are small", []string{"1", "", "333", "4"}, 5000, 4},
+		{"the first is large", []string{"123456", "2", "3"}, 5000, 0},
+		{"the second is large", []string{"1", "234567", "3", "456789"}, 5000, 1},
+		{"the last is large", []string{"1", "2", "345678"}, 5000, 2},
+		{"as large as allowed", []string{"12345", "2"}, 5000, 2},
+		{"more bytes than there is room for", []string{"123", "45", "6", "7"}, 5 + 2*messageOverhead, 2},
 		{"no room for one", []string{"123", "4"}, 1, 1},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -168,6 +168,9 @@ type row struct {
 	held   bool  // it is in outbox_held
 }
 
+// memory returns about how many bytes of memory m takes.
+func (m *row) memory() int { return len(m.Payload) + len(m.Headers) + messageOverhead }
+
 // scanColumns reads the columns that every statement on messages returns, and then those of more.
 func (m *row) scanColumns(rows pgx.Rows, more ...any) error {
 	return rows.Scan(append([]any{&m.ID, &m.MessageID, &m.Topic, &m.Type, &m.Scope, &m.Key, &m.Step, &m.N, &m.OrderingKey,

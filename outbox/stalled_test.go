@@ -225,32 +225,68 @@ func TestADeferredMessageSpendsNoAttempt(t *testing.T) {
 	eventually(t, "it is published", func() bool { return f.stats(t, r) == counts{} })
 }
 
-// The window is bounded in bytes as well, however few messages that are.
+// The messages in flight take half of the window's bytes, and all of them while the broker does not answer, give or take
+// a message. Go's heap grows to twice as much.
 func TestMessagesInFlightKeepToTheBytesOfTheWindow(t *testing.T) {
 	t.Parallel()
-	const size = 1000
-	for name, state := range map[string]string{"stored": "", "due": "delayed", "held": "refused"} {
+	const payload, fit = 1000, 12 // so many messages take WindowBytes
+	for name, c := range map[string]struct {
+		state string
+		stall time.Duration
+		most  int
+	}{
+		"stored": {"", time.Hour, fit/2 + 1}, "stored, no answer": {"", 0, fit + 1},
+		"due": {"delayed", time.Hour, fit/2 + 1}, "due, no answer": {"delayed", 0, fit/2 + 1},
+		"held": {"refused", time.Hour, fit/4 + 1}, "held, no answer": {"refused", 0, fit/4 + 1},
+	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			f := newFixture(t)
-			if state == "" {
+			if c.state == "" {
 				f.fill(t, 40)
 			} else {
-				f.hold(t, 40, state, "-1 s")
+				f.hold(t, 40, c.state, "-1 s")
 			}
 			for _, table := range []string{"outbox", "outbox_held"} {
-				f.exec(t, "UPDATE {schema}."+table+" SET payload = convert_to(repeat('x', $1), 'utf8')", size)
+				f.exec(t, "UPDATE {schema}."+table+" SET payload = convert_to(repeat('x', $1), 'utf8')", payload)
 			}
-			l := f.leader(t, RelayOptions{WindowBytes: 10 * size})
+			l := f.leader(t, RelayOptions{WindowBytes: fit * (payload + messageOverhead)})
+			l.limits.stall = c.stall
 			for range 50 { // nobody publishes
 				if _, err := l.doRound(t.Context(), false); err != nil {
 					t.Fatal(err)
 				}
 			}
-			if l.window.messages == 0 || l.window.messages > 11 || l.window.bytes != l.window.messages*size {
-				t.Errorf("%d messages of %d bytes are in flight, want up to 11 of %d each", l.window.messages, l.window.bytes, size)
+			memory := 0
+			for _, p := range l.window.pages {
+				for i := range p.items {
+					memory += p.items[i].memory()
+				}
+			}
+			if n := l.window.messages; n < c.most-2 || n > c.most || l.window.bytes != memory {
+				t.Errorf("%d messages are in flight, and %d bytes count; want up to %d messages, which take %d bytes",
+					n, l.window.bytes, c.most, memory)
 			}
 		})
+	}
+}
+
+// A message that is decided takes no memory for its payload, although its page waits for another one.
+func TestADecidedMessageKeepsNoPayload(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	l := f.leader(t, RelayOptions{Lanes: 1})
+	f.write(t, msg("k", "published"), msg("o", "refused"))
+	f.publishPage(t, l, func(p Publication) error {
+		if string(p.Message.Payload) == "refused" {
+			return ErrRefused
+		}
+		return nil
+	})
+	for _, m := range l.window.pages[0].items {
+		if m.outcome == undecided || m.Payload != nil || m.Headers != nil {
+			t.Errorf("a message with the outcome %d has a payload of %d bytes", m.outcome, len(m.Payload))
+		}
 	}
 }
 

@@ -15,6 +15,8 @@
 //	stall     what a stalled topic with a million held messages costs another topic,
 //	          and how fast it gets into its queue when that is back; -held sets the
 //	          number of messages
+//	memory    how much memory the process of a relay takes, with payloads of 1 kB and
+//	          of 1 MB, and a broker that does not answer at first
 //
 // The last lines are one for each target: target NAME VALUE GOAL ok|short. The
 // exit status is 0 in any case: a busy machine is no reason to fail a build.

@@ -40,6 +40,7 @@ var parts = []part{
 	{"latency", (*bench).latencies},
 	{"producer", (*bench).producers},
 	{"stall", (*bench).measureStalls},
+	{"memory", (*bench).measureMemory},
 }
 
 func main() {
@@ -58,6 +59,14 @@ func main() {
 	defer profile.StartProfile(*cpu)()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
+	if job := os.Getenv(memoryJob); job != "" {
+		if err := doJob(ctx, job); err != nil {
+			fmt.Fprintln(os.Stderr, "bench:", err)
+			stop()
+			os.Exit(1)
+		}
+		return
+	}
 	if err := b.runSections(ctx, strings.Split(*list, ",")); err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
 		stop()
