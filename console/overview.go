@@ -250,6 +250,7 @@ var problemTexts = map[operator.ProblemKind]string{
 	operator.ProblemHidden:       "Row-level security hides rows of a table from the role of the console: this page is incomplete.",
 	operator.ProblemGrant:        "The role of the console may not read all parts: this page is incomplete.",
 	operator.ProblemRepair:       "A part of the schema could not be read.",
+	operator.ProblemSequence:     "The sequence of the outbox's ids is behind its rows. A relay that starts raises it.",
 	operator.ProblemRelay:        "Messages are stored, and no relay is active.",
 	operator.ProblemBroker:       "A relay is active, and the oldest message has waited for too long.",
 	operator.ProblemTransaction:  "A transaction that has written has been open for minutes.",
@@ -268,7 +269,7 @@ var problemStates = map[operator.ProblemKind]string{operator.ProblemStuck: "stuc
 	operator.ProblemHeld: "running", operator.ProblemOrchestrator: statusLive}
 
 // problemPlaces are the messages of the outbox that a problem is about.
-var problemPlaces = map[operator.ProblemKind]operator.Place{operator.ProblemRelay: operator.PlaceStored, operator.ProblemBroker: operator.PlaceStored,
+var problemPlaces = map[operator.ProblemKind]operator.Place{operator.ProblemSequence: operator.PlaceStored, operator.ProblemRelay: operator.PlaceStored, operator.ProblemBroker: operator.PlaceStored,
 	operator.ProblemTransaction: operator.PlaceStored, operator.ProblemRefused: operator.PlaceRefused, operator.ProblemOutboxDead: operator.PlaceDead}
 
 // letterLinks are the pages of the letters that a problem is about.

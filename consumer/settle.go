@@ -211,6 +211,7 @@ func (d *database) withConnection(ctx context.Context, do func(conn *pgx.Conn) e
 		}
 		d.rollbackOrClose(ctx, conn.Conn())
 		d.closeIfSuspect(ctx, conn.Conn(), err)
+		err = pg.RaiseIfTaken(ctx, conn.Conn(), err)
 		disconnectLater(conn.Conn())
 		conn.Release()
 	}()

@@ -55,7 +55,11 @@ func (e *engine) commitBatch(ctx context.Context, verb string, what map[string]s
 // nobody would know whether it has, and somebody who stops a long run would count too few. After an error of COMMIT that
 // does not come from the server, that is unknown.
 func (e *engine) commitChange(ctx context.Context, change func(tx pgx.Tx) error) error {
-	tx, err := e.db.Pool().BeginTx(ctx, pgx.TxOptions{BeginQuery: e.begin + "; " + pg.ShowAll})
+	return e.db.OnConn(ctx, func(conn *pgx.Conn) error { return e.commitOn(ctx, conn, change) })
+}
+
+func (e *engine) commitOn(ctx context.Context, conn *pgx.Conn, change func(tx pgx.Tx) error) error {
+	tx, err := conn.BeginTx(ctx, pgx.TxOptions{BeginQuery: e.begin + "; " + pg.ShowAll})
 	if err != nil {
 		return err
 	}

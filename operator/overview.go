@@ -189,6 +189,7 @@ const (
 	ProblemHidden       ProblemKind = "hidden"       // row-level security hides rows of a table from the role
 	ProblemGrant        ProblemKind = "grant"        // the role may not read the version or a part: the overview is incomplete
 	ProblemRepair       ProblemKind = "repair"       // a part could not be read for another reason
+	ProblemSequence     ProblemKind = "sequence"     // the sequence of the outbox's ids is behind its rows, and no relay raises it
 	ProblemRelay        ProblemKind = "relay"        // messages are stored, and no relay is active
 	ProblemBroker       ProblemKind = "broker"       // a relay is active, and the oldest message has waited for too long
 	ProblemTransaction  ProblemKind = "transaction"  // a transaction that has written has been open for minutes
@@ -229,6 +230,7 @@ func (s *SchemaStatus) Problems() (all []Problem) {
 	add(s.Hidden == "" && (s.Denied || slices.ContainsFunc(s.Unreadable, denied)), ProblemGrant, 0, 0)
 	add(slices.ContainsFunc(s.Unreadable, func(p UnreadablePart) bool { return !p.Denied }), ProblemRepair, 0, 0)
 	if o := s.Outbox; o != nil {
+		add(o.SequenceBehind > 0, ProblemSequence, 0, 0)
 		add(o.Stored > 0 && o.Holder == "", ProblemRelay, o.Stored, o.Oldest)
 		add(o.Holder != "" && o.Oldest > outboxPatience, ProblemBroker, o.Stored, o.Oldest)
 		add(o.OldestWriter > transactionPatience, ProblemTransaction, 0, o.OldestWriter)

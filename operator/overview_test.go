@@ -115,6 +115,7 @@ func TestProblemsByThresholds(t *testing.T) {
 		"newer":       {func(s *SchemaStatus) { s.Version++ }, nil},
 		"broker":      {func(s *SchemaStatus) { s.Outbox.Oldest = time.Hour }, []Problem{{ProblemBroker, 9, time.Hour}}},
 		"relay":       {func(s *SchemaStatus) { s.Outbox.Holder = "" }, []Problem{{ProblemRelay, 9, outboxPatience}}},
+		"sequence":    {func(s *SchemaStatus) { s.Outbox.SequenceBehind = 1 }, []Problem{{ProblemSequence, 0, 0}}},
 		"transaction": {func(s *SchemaStatus) { s.Outbox.OldestWriter = time.Hour }, []Problem{{ProblemTransaction, 0, time.Hour}}},
 		"waiting":     {func(s *SchemaStatus) { s.Outbox.Waiting = 4 }, []Problem{{ProblemRefused, 4, 0}}},
 		"empty parts": {func(s *SchemaStatus) { *s = SchemaStatus{Applied: s.Applied} }, nil},

@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/uuid"
+
 	"github.com/sagamill/sagamill/internal/outboxsql"
 	"github.com/sagamill/sagamill/internal/pg"
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
@@ -67,8 +69,9 @@ func (l *leader) arguments(t *testing.T, f *fixture, n int) map[string][]any {
 	at := l.log.at.to
 	f.fill(t, n)
 	var stored []int64
+	var messages []uuid.UUID
 	err := f.pool.QueryRow(t.Context(),
-		"SELECT array_agg(id) FROM (SELECT id FROM "+f.schema+".outbox ORDER BY id DESC LIMIT $1) m", n).Scan(&stored)
+		"SELECT array_agg(id), array_agg(message_id) FROM (SELECT id, message_id FROM "+f.schema+".outbox ORDER BY id DESC LIMIT $1) m", n).Scan(&stored, &messages)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -84,7 +87,7 @@ func (l *leader) arguments(t *testing.T, f *fixture, n int) map[string][]any {
 		"listDifference":  {xmax, xip, 0, nil, maxList, l.epoch},
 		"readNew":         {xmax, n, largePayload, l.epoch},
 		"readDifference":  {xmax, n, largePayload, l.epoch, xip},
-		"fetchMessages":   {stored},
+		"fetchMessages":   {stored, xmax, xip, everything},
 		"judgeLeaf":       {xmax, xip, nil, 0, 0, 1},
 		"lookForHeld":     nil,
 		"moveDelayed":     {n, maxPageBytes},
@@ -93,7 +96,7 @@ func (l *leader) arguments(t *testing.T, f *fixture, n int) map[string][]any {
 		"deleteHeld":      {held},
 		"refuseHeld":      {held, waiting, zeros, ones, reasons},
 		"deferHeld":       {held, zeros, reasons},
-		"holdMessages":    {stored, waiting, zeros, zeros, reasons},
+		"holdMessages":    {stored, waiting, zeros, zeros, reasons, messages},
 		"promote":         {keys},
 		"promotePage":     {"red", n},
 		"fetchProbe":      {"red", held[n-1]},

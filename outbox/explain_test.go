@@ -5,12 +5,16 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 
 	"github.com/sagamill/sagamill/internal/outboxsql"
 	"github.com/sagamill/sagamill/internal/pg"
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
 )
+
+// everything is a snapshot in which each message is visible.
+const everything = "9000000000000000000:9000000000000000000:"
 
 // scans returns how the relations are read, except those that are small.
 func scans(p pgtest.Plan) map[string]string {
@@ -80,7 +84,7 @@ func TestWhatIsPublishedCostsNothing(t *testing.T) {
 			for statement, p := range map[string]pgtest.Plan{
 				"listDifference":  f.explain(t, outboxsql.PlanByIndex, r.sql.listDifference, at.from.xmaxText(), at.from.xip, 0, nil, maxList, l.epoch),
 				"countDifference": f.explain(t, pg.ReadByIndex, r.sql.countDifference, at.from.xmaxText(), at.from.xip, at.from.xmaxText(), at.from.xip, at.from.text, 0, 1000),
-				"fetchMessages":   f.explain(t, outboxsql.PlanByIndex, r.sql.fetchMessages[0], ids),
+				"fetchMessages":   f.explain(t, outboxsql.PlanByIndex, r.sql.fetchMessages[0], ids, "1", nil, everything),
 				"listKept":        f.explain(t, outboxsql.PlanByIndex, pgtest.Statement(t, "operator", "outboxQueries.listLogged", f.schema), "", "", nil, nil, published, published+10, 10),
 				"judgeLeaf":       f.explain(t, outboxsql.PlanByIndex, r.sql.judgeLeaf[0], at.from.xmaxText(), at.from.xip, nil, 0, 0, 1),
 			} {
@@ -171,11 +175,11 @@ func TestWhatIsNotDueCostsNothing(t *testing.T) {
 				"fetchProbe2":  f.explain(t, outboxsql.PlanByIndex, r.sql.fetchProbe, "red", 1000),
 				"makeTopicDue": f.explain(t, outboxsql.PlanByIndex, r.sql.makeTopicDue, "blue", 10),
 				"makeAllDue":   f.explain(t, outboxsql.PlanByIndex, r.sql.makeTopicDue, "", 10),
-				"fetchPage":    f.explain(t, outboxsql.PlanByIndex, r.sql.fetchMessages[0], f.ids(t, "outbox", 20)),
+				"fetchPage":    f.explain(t, outboxsql.PlanByIndex, r.sql.fetchMessages[0], f.ids(t, "outbox", 20), "1", nil, everything),
 				"deleteHeld":   f.explain(t, outboxsql.PlanByIndex, r.sql.deleteHeld, []int64{1, 2, 3}),
 				"refuseHeld":   f.explain(t, outboxsql.PlanByIndex, r.sql.refuseHeld, []int64{1, 2, 3}, []string{"refused", "refused", "refused"}, []int64{1, 1, 1}, []int64{1, 1, 1}, []string{"r", "r", "r"}),
 				"deferHeld":    f.explain(t, outboxsql.PlanByIndex, r.sql.deferHeld, []int64{1, 2, 3}, []int64{1, 1, 1}, []string{"r", "r", "r"}),
-				"holdMessages": f.explain(t, outboxsql.PlanByIndex, r.sql.holdMessages[0], f.ids(t, "outbox", 3), []string{"waiting", "waiting", "waiting"}, []int64{1, 1, 1}, []int64{0, 0, 0}, []string{"r", "r", "r"}),
+				"holdMessages": f.explain(t, outboxsql.PlanByIndex, r.sql.holdMessages, f.ids(t, "outbox", 3), []string{"waiting", "waiting", "waiting"}, []int64{1, 1, 1}, []int64{0, 0, 0}, []string{"r", "r", "r"}, make([]uuid.UUID, 3)),
 				"moveDelayed":  f.explain(t, outboxsql.PlanByIndex, r.sql.moveDelayed, 2, maxPageBytes),
 				"fetchHeld":    f.explain(t, outboxsql.PlanByIndex, r.sql.fetchHeld, []int64{1, 2, 3}),
 				"promote":      f.explain(t, outboxsql.PlanByIndex, r.sql.promote, []string{"k1", "k2", "k3"}),

@@ -11,6 +11,7 @@ import (
 
 	"github.com/sagamill/sagamill/internal/failpoint"
 	"github.com/sagamill/sagamill/internal/outboxsql"
+	"github.com/sagamill/sagamill/internal/pg"
 	"github.com/sagamill/sagamill/internal/sqlschema"
 )
 
@@ -38,7 +39,8 @@ type tenure struct {
 }
 
 // takeOver makes this relay the active one. The lease, the epoch and the first checkpoint of
-// the epoch commit together. A relay that was active before cannot move the cursor any more.
+// the epoch commit together. A relay that was active before cannot move the cursor any more. Before anything is published,
+// the sequence of ids is behind all rows: the order of a key is that of its ids.
 func (l lease) takeOver(ctx context.Context) (t tenure, err error) {
 	t, err = l.takeOverOnce(ctx)
 	if errors.Is(err, errForeign) {
@@ -56,6 +58,7 @@ func (l lease) takeOver(ctx context.Context) (t tenure, err error) {
 func (l lease) takeOverOnce(ctx context.Context) (t tenure, err error) {
 	ctx, cancel := context.WithTimeout(ctx, databaseTimeout)
 	defer cancel()
+	raised := false
 	err = l.runTx(ctx, func(tx pgx.Tx) error {
 		s, err := l.lockStanding(ctx, tx)
 		if err != nil {
@@ -63,6 +66,9 @@ func (l lease) takeOverOnce(ctx context.Context) (t tenure, err error) {
 		}
 		t.epoch = s.Epoch + 1
 		if err := l.readStart(ctx, tx, s, &t); err != nil {
+			return err
+		}
+		if raised, err = pg.Outbox.Raise(ctx, tx, l.opts.Schema); err != nil {
 			return err
 		}
 		t.until = time.Now().Add(l.opts.Lease)
@@ -75,6 +81,9 @@ func (l lease) takeOverOnce(ctx context.Context) (t tenure, err error) {
 		}
 		return failpoint.Hit("outbox/before-take-over")
 	})
+	if raised {
+		l.opts.Logger.WarnContext(ctx, "outbox: the sequence of ids was behind the rows, as after a data-only restore, and has been raised", "schema", l.opts.Schema)
+	}
 	if err == nil {
 		err = failpoint.Hit("outbox/after-take-over")
 	}

@@ -160,13 +160,17 @@ func (l *logReader) readNext(ctx context.Context, batch *pgx.Batch, limit, bytes
 func (l *logReader) isCaughtUp() bool { return l.at.to == nil && len(l.list) == 0 }
 
 // countFitting returns how many of list make a page of at most limit messages that take so many bytes of memory,
-// without their headers.
+// without their headers. The page ends between two ids, since the next one begins behind its last id: ids of the log may
+// come twice (see [pg.IDSequence]).
 func countFitting(list []entry, limit, bytes int) int {
 	n, sum := 0, 0
 	for n < min(len(list), limit) {
 		if sum += list[n].size + messageOverhead; n > 0 && sum > bytes {
 			break
 		}
+		n++
+	}
+	for n > 0 && n < len(list) && list[n].id == list[n-1].id {
 		n++
 	}
 	return n
@@ -177,6 +181,7 @@ func countFitting(list []entry, limit, bytes int) int {
 func (l *logReader) readSmallDifference(ctx context.Context, batch *pgx.Batch, bytes int) (rows []row, behind position, err error) {
 	var now string
 	found, room := 0, bytes
+	var next int64 // the first that is not kept
 	read := func(result pgx.Rows) error {
 		defer result.Close()
 		for result.Next() {
@@ -189,17 +194,21 @@ func (l *logReader) readSmallDifference(ctx context.Context, batch *pgx.Batch, b
 				return err
 			}
 			room -= m.memory()
-			if m.Payload != nil && len(rows) == found && (found == 0 || room >= 0) {
+			switch {
+			case len(rows) < found:
+			case m.Payload != nil && found < l.limits.small && (found == 0 || room >= 0):
 				rows = append(rows, m)
+			default:
+				next = m.ID
 			}
 			found++
 		}
 		return result.Err()
 	}
 	if from := l.at.from; len(from.xip) == 0 {
-		batch.Queue(l.sql.readNew, from.xmaxText(), l.limits.small, l.limits.large, l.epoch).Query(read)
+		batch.Queue(l.sql.readNew, from.xmaxText(), l.limits.small+1, l.limits.large, l.epoch).Query(read)
 	} else {
-		batch.Queue(l.sql.readDifference, from.xmaxText(), l.limits.small, l.limits.large, l.epoch, from.xip).Query(read)
+		batch.Queue(l.sql.readDifference, from.xmaxText(), l.limits.small+1, l.limits.large, l.epoch, from.xip).Query(read)
 	}
 	if err := l.sendBatch(ctx, batch); err != nil {
 		return nil, behind, fmt.Errorf("read messages: %w", err)
@@ -207,9 +216,12 @@ func (l *logReader) readSmallDifference(ctx context.Context, batch *pgx.Batch, b
 	if now == "" {
 		return nil, behind, errOvertaken
 	}
+	behind.listFirst = len(rows) < found
+	for len(rows) > 0 && rows[len(rows)-1].ID == next { // as in countFitting
+		rows = rows[:len(rows)-1]
+	}
 	to, err := parseSnapshot(now)
 	behind.at = cursor{from: l.at.from, to: &to}
-	behind.listFirst = len(rows) < found || found == l.limits.small
 	switch {
 	case !behind.listFirst:
 		behind.at = behind.at.behindDifference()
@@ -225,7 +237,7 @@ func (l *logReader) listDifference(ctx context.Context, batch *pgx.Batch) error 
 	var now string
 	var list []entry
 	after := l.at
-	batch.Queue(l.sql.listDifference, after.from.xmaxText(), after.from.xip, after.last, after.toText(), l.limits.list, l.epoch).Query(func(rows pgx.Rows) error {
+	batch.Queue(l.sql.listDifference, after.from.xmaxText(), after.from.xip, after.last, after.toText(), l.limits.list+1, l.epoch).Query(func(rows pgx.Rows) error {
 		var leaf, size *int
 		var id *int64
 		_, err := pgx.ForEachRow(rows, []any{&now, &leaf, &id, &size}, func() error {
@@ -256,7 +268,12 @@ func (l *logReader) listDifference(ctx context.Context, batch *pgx.Batch) error 
 		return nil
 	}
 	l.listFirst = after.to != nil || len(list) >= l.limits.small
-	l.at.to, l.list, l.more = to, list, len(list) == l.limits.list
+	l.at.to, l.list, l.more = to, list, len(list) > l.limits.list
+	for l.more && l.list[len(l.list)-1].id == list[l.limits.list].id { // as in countFitting
+		if l.list = l.list[:len(l.list)-1]; len(l.list) == 0 {
+			return fmt.Errorf("list messages: more than %d have the id %d", l.limits.list, list[0].id)
+		}
+	}
 	return nil
 }
 
@@ -272,7 +289,7 @@ func (l *logReader) fetchMessages(ctx context.Context, batch *pgx.Batch, list []
 	rows := make([]row, 0, len(list))
 	for leaf, some := range ids {
 		if len(some) > 0 {
-			batch.Queue(l.sql.fetchMessages[leaf], some).Query(appendRows(&rows, func(m *row, found pgx.Rows) error {
+			batch.Queue(l.sql.fetchMessages[leaf], some, l.at.from.xmaxText(), l.at.from.xip, l.at.toText()).Query(appendRows(&rows, func(m *row, found pgx.Rows) error {
 				m.leaf = leaf
 				return m.scanLogged(found, &m.behind)
 			}))
@@ -489,8 +506,10 @@ const (
 var sqlBehind = `coalesce((SELECT f.id FROM (` + outboxsql.RetriedOfKey(outboxsql.LoggedOrderingKey, "1") + `) f), 0)`
 
 // sqlFetchMessages reads listed messages, and the held message of the same ordering key behind
-// which each has to wait. It takes no lock: stored messages never change.
+// which each has to wait. It takes no lock: stored messages never change. It reads those of the difference alone, as
+// sqlListDifference does: a message of another one may have the same id.
 var sqlFetchMessages = `
 SELECT id, message_id, topic, type, scope, key, step, n, ordering_key,
 	correlation_id, causation_id, content_type, headers, payload, created_at, 0 AS attempts, ` + sqlBehind + ` AS behind
-FROM {schema}.{leaf} m WHERE id = ANY ($1::bigint[])`
+FROM {schema}.{leaf} m
+WHERE id = ANY ($1::bigint[]) AND (xid >= $2::text::xid8 OR xid = ANY ($3::text[]::xid8[])) AND pg_visible_in_snapshot(xid, $4::text::pg_snapshot)`

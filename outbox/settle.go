@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
@@ -148,6 +149,7 @@ func (s *settler) noteExceptions(ctx context.Context, pages []*page, after curso
 	}
 	err = s.runFencedTx(ctx, s.epoch, func(tx pgx.Tx) error {
 		batch := &pgx.Batch{}
+		ledger.moved = nil
 		batch.Queue(s.sql.planByIndex)
 		ledger.queueStatements(&s.sql, batch)
 		written := s.queueCheckpoint(batch, &s.sql.checkpoint, after)
@@ -172,7 +174,8 @@ func (s *settler) noteExceptions(ctx context.Context, pages []*page, after curso
 
 // A ledger is what a transaction notes about messages.
 type ledger struct {
-	hold   [len(leaves)]heldColumns
+	hold   heldColumns
+	logged []uuid.UUID // the message ids of hold
 	again  heldColumns // refusals of held messages
 	later  heldColumns // held messages that are deferred
 	forget []int64
@@ -180,6 +183,15 @@ type ledger struct {
 
 	refusals []*item
 	deferred int
+	moved    []movedMessage
+}
+
+// A movedMessage was held under another id than it has in the log, or not found there.
+type movedMessage struct {
+	messageID uuid.UUID
+	id        int64
+	heldAs    *int64 // nil: it is not in the log any more
+	taken     bool   // another message had its id
 }
 
 // heldColumns are messages and their new states in outbox_held, column by column.
@@ -216,7 +228,7 @@ func (d *ledger) addItem(s *core, m *item) {
 	}
 	into := &d.again
 	if !m.held {
-		into = &d.hold[m.leaf]
+		into = &d.hold
 	}
 	switch {
 	case m.outcome == deferred:
@@ -234,14 +246,20 @@ func (d *ledger) addItem(s *core, m *item) {
 	case m.outcome == refused:
 		into.appendMessage(m.ID, "refused", s.retry.Wait(m.Attempts+1), m.Attempts+1, cleantext.Clip(m.refusal.Error(), maxReason))
 	}
+	if len(d.hold.ids) > len(d.logged) {
+		d.logged = append(d.logged, m.MessageID)
+	}
 }
 
 // queueStatements adds what is noted to batch.
 func (d *ledger) queueStatements(sql *queries, batch *pgx.Batch) {
-	for leaf := range d.hold {
-		if len(d.hold[leaf].ids) > 0 {
-			batch.Queue(sql.holdMessages[leaf], d.hold[leaf].columnArgs()...)
-		}
+	if len(d.hold.ids) > 0 {
+		batch.Queue(sql.holdMessages, append(d.hold.columnArgs(), d.logged)...).Query(func(rows pgx.Rows) (err error) {
+			d.moved, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (m movedMessage, err error) {
+				return m, row.Scan(&m.messageID, &m.id, &m.heldAs, &m.taken)
+			})
+			return err
+		})
 	}
 	if len(d.again.ids) > 0 {
 		batch.Queue(sql.refuseHeld, d.again.columnArgs()...)
@@ -254,8 +272,18 @@ func (d *ledger) queueStatements(sql *queries, batch *pgx.Batch) {
 	}
 }
 
-// logRefusals counts and logs the refusals, once they are noted.
+// logRefusals counts and logs the refusals, once they are noted, and what was found amiss.
 func (d *ledger) logRefusals(ctx context.Context, s *core) {
+	for _, m := range d.moved {
+		switch {
+		case m.heldAs == nil:
+			s.opts.Logger.WarnContext(ctx, "outbox: a message to be held was removed from the log meanwhile", "schema", s.opts.Schema, "message_id", m.messageID, "id", m.id)
+		case m.taken:
+			s.opts.Logger.ErrorContext(ctx, "outbox: another message had the id of a message to be held, which has a new id, as have later ones of its key; "+
+				"the sequence of ids was behind its rows, as after a data-only restore",
+				"schema", s.opts.Schema, "message_id", m.messageID, "id", m.id, "held_as", *m.heldAs)
+		}
+	}
 	s.counters.deferred.Add(uint64(d.deferred))
 	for _, m := range d.refusals {
 		state := "refused"
@@ -336,21 +364,57 @@ func (r *refusalLog) admitLine(topic string, now time.Time) (unsaid int, log boo
 	return unsaid, true
 }
 
-// sqlHoldMessages copies messages of a leaf into outbox_held: refused ones with the time at
+// sqlHoldMessages copies messages of the log into outbox_held: refused ones with the time at
 // which they are due again, and those that wait behind one until they are the first. A message
-// that is there already was copied by a transaction whose outcome was not known. (The ids stand twice: a join alone may
+// that is there already was copied by a transaction whose outcome was not known.
+//
+// The messages of a key are held in the order of their ids, and an id may come twice (see pg.IDSequence). So a message
+// whose id another one has gets a new id, and so does each later message of its key while it is held.
+// It returns the messages that were held under a new id, or are not in the log any more. (The ids $1 stand twice: a join alone may
 // read the whole leaf, by a plan that was made while the leaf was empty.)
 const sqlHoldMessages = `
-INSERT INTO {schema}.outbox_held (id, message_id, topic, type, scope, key, step, n, ordering_key,
-	correlation_id, causation_id, content_type, headers, payload, created_at, state, due_at, attempts, reason, refused_at)
-SELECT m.id, m.message_id, m.topic, ` + outboxsql.LoggedType + `, m.scope, m.key, m.step, m.n, ` + outboxsql.LoggedOrderingKey + `,
-	` + outboxsql.LoggedCorrelation + `, m.causation_id, ` + outboxsql.LoggedContentType + `, m.headers, m.payload, m.created_at,
-	o.state, CASE o.state WHEN 'waiting' THEN 'infinity' ELSE clock_timestamp() + o.wait * interval '1 microsecond' END,
-	o.attempts, o.reason, CASE WHEN o.attempts > 0 THEN clock_timestamp() END
-FROM unnest($1::bigint[], $2::text[], $3::bigint[], $4::int[], $5::text[]) o (id, state, wait, attempts, reason)
-JOIN {schema}.{leaf} m USING (id)
-WHERE m.id = ANY ($1::bigint[])
-ON CONFLICT (id) DO NOTHING`
+WITH asked AS (
+	SELECT * FROM unnest($1::bigint[], $6::uuid[], $2::text[], $3::bigint[], $4::int[], $5::text[])
+		WITH ORDINALITY o (id, message_id, state, wait, attempts, reason, ordinal)),
+logged AS MATERIALIZED (
+	SELECT id, message_id, topic, ` + outboxsql.LoggedType + ` AS type, scope, key, step, n, ` + outboxsql.LoggedOrderingKey + ` AS ordering_key,
+		` + outboxsql.LoggedCorrelation + ` AS correlation_id, causation_id, ` + outboxsql.LoggedContentType + ` AS content_type, headers, payload, created_at
+	FROM ({leaves}) m),
+compared AS MATERIALIZED (
+	SELECT l.*, o.state, o.wait, o.attempts, o.reason, o.ordinal,
+		coalesce(same.message_id = l.message_id, false) AS held,
+		coalesce(same.message_id <> l.message_id, false) OR row_number() OVER (PARTITION BY l.id ORDER BY o.ordinal) > 1 AS taken,
+		last.id AS behind
+	FROM asked o
+	JOIN logged l USING (id, message_id)
+	LEFT JOIN LATERAL (SELECT h.message_id FROM {schema}.outbox_held h WHERE h.id = o.id) same ON true
+	LEFT JOIN LATERAL (
+		SELECT h.id FROM {schema}.outbox_held h
+		WHERE h.state IN ('refused', 'waiting') AND h.ordering_key BETWEEN l.ordering_key AND l.ordering_key
+		ORDER BY h.ordering_key DESC, h.id DESC LIMIT 1) last ON last.id > l.id),
+missing AS MATERIALIZED (
+	SELECT *, bool_or(taken OR behind IS NOT NULL) OVER (PARTITION BY ordering_key ORDER BY ordinal) AS moves
+	FROM compared c
+	WHERE NOT held AND (behind IS NULL OR NOT EXISTS (
+		SELECT FROM {schema}.outbox_held h
+		WHERE h.state IN ('refused', 'waiting') AND h.ordering_key BETWEEN c.ordering_key AND c.ordering_key AND h.message_id = c.message_id))),
+added AS (
+	INSERT INTO {schema}.outbox_held (id, message_id, topic, type, scope, key, step, n, ordering_key,
+		correlation_id, causation_id, content_type, headers, payload, created_at, state, due_at, attempts, reason, refused_at)
+	SELECT CASE WHEN moves THEN nextval('{schema}.outbox_id_seq') ELSE id END, message_id, topic, type, scope, key, step, n, ordering_key,
+		correlation_id, causation_id, content_type, headers, payload, created_at,
+		state, CASE state WHEN 'waiting' THEN 'infinity' ELSE clock_timestamp() + wait * interval '1 microsecond' END,
+		attempts, reason, CASE WHEN attempts > 0 THEN clock_timestamp() END
+	FROM (SELECT * FROM missing ORDER BY ordinal) m
+	RETURNING id, message_id)
+SELECT o.message_id, o.id, a.id, coalesce(c.taken, false)
+FROM asked o LEFT JOIN compared c USING (ordinal) LEFT JOIN added a ON a.message_id = o.message_id
+WHERE c.ordinal IS NULL OR a.id <> o.id`
+
+// sqlHoldLeaf is the part of sqlHoldMessages that reads a leaf.
+const sqlHoldLeaf = `
+		SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id, content_type, headers, payload, created_at
+		FROM {schema}.{leaf} WHERE id = ANY ($1::bigint[])`
 
 // sqlUnlockedHeld locks the messages $1, except those that a person has locked. Those stay as
 // they are, and are sent again. Waiting for one would delay all topics.

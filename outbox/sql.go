@@ -44,7 +44,7 @@ type queries struct {
 	lockLeaf, truncateLeaf, judgeLeaf   eachLeaf
 
 	lookForHeld, moveDelayed, listRetries, fetchHeld, deleteHeld, refuseHeld string
-	holdMessages                                                             eachLeaf
+	holdMessages                                                             string
 	promote, promotePage                                                     string
 	deferHeld, fetchProbe, makeTopicDue                                      string
 
@@ -74,7 +74,7 @@ func newQueries(schema string) queries {
 		lockLeaf:       each(sqlLockLeaf), truncateLeaf: each(sqlTruncateLeaf), judgeLeaf: each(sqlJudgeLeaf),
 
 		lookForHeld: bind(sqlLookForHeld), moveDelayed: bind(sqlMoveDelayed), listRetries: bind(sqlListRetries), fetchHeld: bind(sqlFetchHeld),
-		deleteHeld: bind(sqlDeleteHeld), refuseHeld: bind(sqlRefuseHeld), holdMessages: each(sqlHoldMessages),
+		deleteHeld: bind(sqlDeleteHeld), refuseHeld: bind(sqlRefuseHeld), holdMessages: bind(outboxsql.UnionOfLeaves(sqlHoldMessages, sqlHoldLeaf)),
 		promote: bind(outboxsql.Promote), promotePage: bind(sqlPromotePage),
 		deferHeld: bind(sqlDeferHeld), fetchProbe: bind(sqlFetchProbe), makeTopicDue: bind(sqlMakeTopicDue),
 

@@ -45,6 +45,10 @@ type Stats struct {
 
 	Leaves map[string]int64 // bytes of each table of the log, with indexes
 
+	// SequenceBehind is by how much the sequence of ids is behind the largest id, as after a data-only restore. The next
+	// relay that takes over raises the sequence before it publishes; 0 is as it should be.
+	SequenceBehind int64
+
 	// OldestWriter is the age of the oldest open transaction that has written anything in this
 	// database, and WriterPID its server process. Messages of such a transaction are published
 	// when it commits. While it is open, the tables that it has written to cannot be emptied.
@@ -58,7 +62,7 @@ func ReadStats(ctx context.Context, db *pgxpool.Pool, schema string) (Stats, err
 	if err := sqlschema.Check(schema); err != nil {
 		return Stats{}, fmt.Errorf("outbox: %w", err)
 	}
-	return (&Relay{core: core{db: pg.NewOwn(db), sql: newQueries(schema)}}).Stats(ctx)
+	return (&Relay{core: core{db: pg.NewOwn(db), sql: newQueries(schema), opts: RelayOptions{Schema: schema}}}).Stats(ctx)
 }
 
 // Stats reads the stats of the relay's outbox, from one snapshot of the database.
@@ -78,6 +82,11 @@ func (r *Relay) Stats(ctx context.Context) (s Stats, err error) {
 			return err
 		}
 		s.OldestDead = time.Duration(oldest * float64(time.Second))
+		last, largest, err := pg.Outbox.Read(ctx, tx, r.opts.Schema)
+		if err != nil {
+			return err
+		}
+		s.SequenceBehind = max(0, largest-last)
 		return r.readLeafSizes(ctx, tx, &s)
 	})
 	if err != nil {

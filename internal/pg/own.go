@@ -18,6 +18,8 @@ import (
 //     the transaction, since the pool's sessions serve handlers as well, whose policies must work.
 //   - After an error that may have its cause in the session ([IsOfSession]) the connection is closed, and the next
 //     statement gets another one.
+//   - If an id was taken, its sequence is raised behind its rows ([IDSequence]), so that the caller can repeat the
+//     statement.
 //
 // The setting travels in the batch of the statement, or with BEGIN, and costs no round trip.
 type Own struct{ pool *pgxpool.Pool }
@@ -54,7 +56,7 @@ func sendOwn(ctx context.Context, conn *pgx.Conn, b *pgx.Batch) error {
 	}
 	err := conn.SendBatch(ctx, own).Close()
 	closeIfOfSession(ctx, conn, err)
-	return err
+	return RaiseIfTaken(ctx, conn, err)
 }
 
 // Exec executes one statement in a transaction of its own.
@@ -187,14 +189,19 @@ func (o Own) InSharedTx(ctx context.Context, options pgx.TxOptions, do func(pgx.
 }
 
 func (o Own) inTx(ctx context.Context, options pgx.TxOptions, do func(pgx.Tx) error) error {
+	return o.OnConn(ctx, func(conn *pgx.Conn) error { return pgx.BeginTxFunc(ctx, conn, options, do) })
+}
+
+// OnConn runs do, whose transaction is its own affair, on a connection of the pool, and looks at its error as InTx does.
+func (o Own) OnConn(ctx context.Context, do func(conn *pgx.Conn) error) error {
 	conn, err := o.pool.Acquire(ctx)
 	if err != nil {
 		return err
 	}
 	defer conn.Release()
-	err = pgx.BeginTxFunc(ctx, conn, options, do)
+	err = do(conn.Conn())
 	closeIfOfSession(ctx, conn.Conn(), err)
-	return err
+	return RaiseIfTaken(ctx, conn.Conn(), err)
 }
 
 // beginOwn returns the statement that begins a transaction with options and the setting.

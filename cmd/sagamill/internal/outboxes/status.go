@@ -55,6 +55,9 @@ func printStatus(c *cli.Call, s *outbox.Stats) error {
 		{"dead", FormatCounted(s.Dead)},
 		{"relay", FormatRelay(s)},
 	}
+	if s.SequenceBehind > 0 {
+		fields = append(fields, [2]string{"sequence", fmt.Sprintf("%d behind the largest id; a relay that starts raises it", s.SequenceBehind)})
+	}
 	for _, leaf := range slices.Sorted(maps.Keys(s.Leaves)) {
 		fields = append(fields, [2]string{leaf, fmt.Sprintf("%.1f MiB", float64(s.Leaves[leaf])/(1<<20))})
 	}
@@ -100,6 +103,7 @@ type Status struct {
 	Lease      float64          `json:"lease_seconds"` // negative: it is over
 	Epoch      int64            `json:"epoch"`
 	Leaves     map[string]int64 `json:"leaf_bytes"`
+	Behind     int64            `json:"sequence_behind"`
 	Writer     float64          `json:"oldest_writer_seconds"`
 	WriterPID  int              `json:"oldest_writer_pid"`
 }
@@ -109,6 +113,6 @@ func NewStatus(schema string, s *outbox.Stats) Status {
 	return Status{
 		Schema: schema, CountLimit: outbox.CountLimit, Stored: s.Stored, Oldest: s.Oldest.Seconds(), Delayed: s.Delayed, Waiting: s.Waiting,
 		Refused: s.Refused, Dead: s.Dead, OldestDead: s.OldestDead.Seconds(), Holder: s.Holder, LastHolder: s.LastHolder, Lease: s.Lease.Seconds(), Epoch: s.Epoch, Leaves: s.Leaves,
-		Writer: s.OldestWriter.Seconds(), WriterPID: s.WriterPID,
+		Behind: s.SequenceBehind, Writer: s.OldestWriter.Seconds(), WriterPID: s.WriterPID,
 	}
 }

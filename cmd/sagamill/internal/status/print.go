@@ -160,6 +160,8 @@ func (s *schema) explainProblem(n *operator.Problem) (text, command string) {
 		return "the role may not read all of the schema: run the SQL of the roles again", s.commandLine("migrate roles")
 	case operator.ProblemRepair:
 		return "a part cannot be read", s.commandLine("migrate version")
+	case operator.ProblemSequence:
+		return fmt.Sprintf("the sequence of the outbox's ids is %d behind its rows, as after a data-only restore: start a relay, which raises it before it publishes", s.Outbox.SequenceBehind), s.commandLine("outbox status")
 	case operator.ProblemRelay:
 		return count("messages") + " stored, and no relay is active" + formatOldest(n.Oldest), s.commandLine("outbox status")
 	case operator.ProblemBroker:

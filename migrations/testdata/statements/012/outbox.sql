@@ -112,7 +112,8 @@ SELECT id, message_id, topic, type, scope, key, step, n, ordering_key,
 		WHEN E'\x1e' THEN substr(m.ordering_key, 2) ELSE m.ordering_key END AND CASE left(m.ordering_key, 1) WHEN '' THEN m.scope || E'\x1f' || m.key
 		WHEN E'\x1f' THEN m.scope || E'\x1f' || m.key || m.ordering_key
 		WHEN E'\x1e' THEN substr(m.ordering_key, 2) ELSE m.ordering_key END ORDER BY ordering_key, id LIMIT 1) f), 0) AS behind
-FROM {schema}.outbox_0 m WHERE id = ANY ($1::bigint[])
+FROM {schema}.outbox_0 m
+WHERE id = ANY ($1::bigint[]) AND (xid >= $2::text::xid8 OR xid = ANY ($3::text[]::xid8[])) AND pg_visible_in_snapshot(xid, $4::text::pg_snapshot)
 ---- queries.fetchMessages1
 
 SELECT id, message_id, topic, type, scope, key, step, n, ordering_key,
@@ -123,7 +124,8 @@ SELECT id, message_id, topic, type, scope, key, step, n, ordering_key,
 		WHEN E'\x1e' THEN substr(m.ordering_key, 2) ELSE m.ordering_key END AND CASE left(m.ordering_key, 1) WHEN '' THEN m.scope || E'\x1f' || m.key
 		WHEN E'\x1f' THEN m.scope || E'\x1f' || m.key || m.ordering_key
 		WHEN E'\x1e' THEN substr(m.ordering_key, 2) ELSE m.ordering_key END ORDER BY ordering_key, id LIMIT 1) f), 0) AS behind
-FROM {schema}.outbox_1 m WHERE id = ANY ($1::bigint[])
+FROM {schema}.outbox_1 m
+WHERE id = ANY ($1::bigint[]) AND (xid >= $2::text::xid8 OR xid = ANY ($3::text[]::xid8[])) AND pg_visible_in_snapshot(xid, $4::text::pg_snapshot)
 ---- queries.fetchMessages2
 
 SELECT id, message_id, topic, type, scope, key, step, n, ordering_key,
@@ -134,7 +136,8 @@ SELECT id, message_id, topic, type, scope, key, step, n, ordering_key,
 		WHEN E'\x1e' THEN substr(m.ordering_key, 2) ELSE m.ordering_key END AND CASE left(m.ordering_key, 1) WHEN '' THEN m.scope || E'\x1f' || m.key
 		WHEN E'\x1f' THEN m.scope || E'\x1f' || m.key || m.ordering_key
 		WHEN E'\x1e' THEN substr(m.ordering_key, 2) ELSE m.ordering_key END ORDER BY ordering_key, id LIMIT 1) f), 0) AS behind
-FROM {schema}.outbox_2 m WHERE id = ANY ($1::bigint[])
+FROM {schema}.outbox_2 m
+WHERE id = ANY ($1::bigint[]) AND (xid >= $2::text::xid8 OR xid = ANY ($3::text[]::xid8[])) AND pg_visible_in_snapshot(xid, $4::text::pg_snapshot)
 ---- queries.fetchMessages3
 
 SELECT id, message_id, topic, type, scope, key, step, n, ordering_key,
@@ -145,7 +148,8 @@ SELECT id, message_id, topic, type, scope, key, step, n, ordering_key,
 		WHEN E'\x1e' THEN substr(m.ordering_key, 2) ELSE m.ordering_key END AND CASE left(m.ordering_key, 1) WHEN '' THEN m.scope || E'\x1f' || m.key
 		WHEN E'\x1f' THEN m.scope || E'\x1f' || m.key || m.ordering_key
 		WHEN E'\x1e' THEN substr(m.ordering_key, 2) ELSE m.ordering_key END ORDER BY ordering_key, id LIMIT 1) f), 0) AS behind
-FROM {schema}.outbox_other m WHERE id = ANY ($1::bigint[])
+FROM {schema}.outbox_other m
+WHERE id = ANY ($1::bigint[]) AND (xid >= $2::text::xid8 OR xid = ANY ($3::text[]::xid8[])) AND pg_visible_in_snapshot(xid, $4::text::pg_snapshot)
 ---- queries.fetchProbe
 
 SELECT id, message_id, topic, type, scope, key, step, n, ordering_key,
@@ -158,62 +162,58 @@ FROM {schema}.outbox_held WHERE id = (
 		UNION ALL
 		(SELECT id FROM {schema}.outbox_held
 			WHERE state = 'waiting' AND due_at < 'infinity' AND topic = $1 ORDER BY due_at, id LIMIT 1)) candidates LIMIT 1)
----- queries.holdMessages0
+---- queries.holdMessages
 
-INSERT INTO {schema}.outbox_held (id, message_id, topic, type, scope, key, step, n, ordering_key,
-	correlation_id, causation_id, content_type, headers, payload, created_at, state, due_at, attempts, reason, refused_at)
-SELECT m.id, m.message_id, m.topic, coalesce(nullif(m.type, ''), m.topic), m.scope, m.key, m.step, m.n, CASE left(m.ordering_key, 1) WHEN '' THEN m.scope || E'\x1f' || m.key
+WITH asked AS (
+	SELECT * FROM unnest($1::bigint[], $6::uuid[], $2::text[], $3::bigint[], $4::int[], $5::text[])
+		WITH ORDINALITY o (id, message_id, state, wait, attempts, reason, ordinal)),
+logged AS MATERIALIZED (
+	SELECT id, message_id, topic, coalesce(nullif(m.type, ''), m.topic) AS type, scope, key, step, n, CASE left(m.ordering_key, 1) WHEN '' THEN m.scope || E'\x1f' || m.key
 		WHEN E'\x1f' THEN m.scope || E'\x1f' || m.key || m.ordering_key
-		WHEN E'\x1e' THEN substr(m.ordering_key, 2) ELSE m.ordering_key END,
-	coalesce(nullif(m.correlation_id, ''), nullif(m.causation_id, ''), m.message_id::text), m.causation_id, coalesce(nullif(m.content_type, ''), 'application/json'), m.headers, m.payload, m.created_at,
-	o.state, CASE o.state WHEN 'waiting' THEN 'infinity' ELSE clock_timestamp() + o.wait * interval '1 microsecond' END,
-	o.attempts, o.reason, CASE WHEN o.attempts > 0 THEN clock_timestamp() END
-FROM unnest($1::bigint[], $2::text[], $3::bigint[], $4::int[], $5::text[]) o (id, state, wait, attempts, reason)
-JOIN {schema}.outbox_0 m USING (id)
-WHERE m.id = ANY ($1::bigint[])
-ON CONFLICT (id) DO NOTHING
----- queries.holdMessages1
-
-INSERT INTO {schema}.outbox_held (id, message_id, topic, type, scope, key, step, n, ordering_key,
-	correlation_id, causation_id, content_type, headers, payload, created_at, state, due_at, attempts, reason, refused_at)
-SELECT m.id, m.message_id, m.topic, coalesce(nullif(m.type, ''), m.topic), m.scope, m.key, m.step, m.n, CASE left(m.ordering_key, 1) WHEN '' THEN m.scope || E'\x1f' || m.key
-		WHEN E'\x1f' THEN m.scope || E'\x1f' || m.key || m.ordering_key
-		WHEN E'\x1e' THEN substr(m.ordering_key, 2) ELSE m.ordering_key END,
-	coalesce(nullif(m.correlation_id, ''), nullif(m.causation_id, ''), m.message_id::text), m.causation_id, coalesce(nullif(m.content_type, ''), 'application/json'), m.headers, m.payload, m.created_at,
-	o.state, CASE o.state WHEN 'waiting' THEN 'infinity' ELSE clock_timestamp() + o.wait * interval '1 microsecond' END,
-	o.attempts, o.reason, CASE WHEN o.attempts > 0 THEN clock_timestamp() END
-FROM unnest($1::bigint[], $2::text[], $3::bigint[], $4::int[], $5::text[]) o (id, state, wait, attempts, reason)
-JOIN {schema}.outbox_1 m USING (id)
-WHERE m.id = ANY ($1::bigint[])
-ON CONFLICT (id) DO NOTHING
----- queries.holdMessages2
-
-INSERT INTO {schema}.outbox_held (id, message_id, topic, type, scope, key, step, n, ordering_key,
-	correlation_id, causation_id, content_type, headers, payload, created_at, state, due_at, attempts, reason, refused_at)
-SELECT m.id, m.message_id, m.topic, coalesce(nullif(m.type, ''), m.topic), m.scope, m.key, m.step, m.n, CASE left(m.ordering_key, 1) WHEN '' THEN m.scope || E'\x1f' || m.key
-		WHEN E'\x1f' THEN m.scope || E'\x1f' || m.key || m.ordering_key
-		WHEN E'\x1e' THEN substr(m.ordering_key, 2) ELSE m.ordering_key END,
-	coalesce(nullif(m.correlation_id, ''), nullif(m.causation_id, ''), m.message_id::text), m.causation_id, coalesce(nullif(m.content_type, ''), 'application/json'), m.headers, m.payload, m.created_at,
-	o.state, CASE o.state WHEN 'waiting' THEN 'infinity' ELSE clock_timestamp() + o.wait * interval '1 microsecond' END,
-	o.attempts, o.reason, CASE WHEN o.attempts > 0 THEN clock_timestamp() END
-FROM unnest($1::bigint[], $2::text[], $3::bigint[], $4::int[], $5::text[]) o (id, state, wait, attempts, reason)
-JOIN {schema}.outbox_2 m USING (id)
-WHERE m.id = ANY ($1::bigint[])
-ON CONFLICT (id) DO NOTHING
----- queries.holdMessages3
-
-INSERT INTO {schema}.outbox_held (id, message_id, topic, type, scope, key, step, n, ordering_key,
-	correlation_id, causation_id, content_type, headers, payload, created_at, state, due_at, attempts, reason, refused_at)
-SELECT m.id, m.message_id, m.topic, coalesce(nullif(m.type, ''), m.topic), m.scope, m.key, m.step, m.n, CASE left(m.ordering_key, 1) WHEN '' THEN m.scope || E'\x1f' || m.key
-		WHEN E'\x1f' THEN m.scope || E'\x1f' || m.key || m.ordering_key
-		WHEN E'\x1e' THEN substr(m.ordering_key, 2) ELSE m.ordering_key END,
-	coalesce(nullif(m.correlation_id, ''), nullif(m.causation_id, ''), m.message_id::text), m.causation_id, coalesce(nullif(m.content_type, ''), 'application/json'), m.headers, m.payload, m.created_at,
-	o.state, CASE o.state WHEN 'waiting' THEN 'infinity' ELSE clock_timestamp() + o.wait * interval '1 microsecond' END,
-	o.attempts, o.reason, CASE WHEN o.attempts > 0 THEN clock_timestamp() END
-FROM unnest($1::bigint[], $2::text[], $3::bigint[], $4::int[], $5::text[]) o (id, state, wait, attempts, reason)
-JOIN {schema}.outbox_other m USING (id)
-WHERE m.id = ANY ($1::bigint[])
-ON CONFLICT (id) DO NOTHING
+		WHEN E'\x1e' THEN substr(m.ordering_key, 2) ELSE m.ordering_key END AS ordering_key,
+		coalesce(nullif(m.correlation_id, ''), nullif(m.causation_id, ''), m.message_id::text) AS correlation_id, causation_id, coalesce(nullif(m.content_type, ''), 'application/json') AS content_type, headers, payload, created_at
+	FROM (
+		SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id, content_type, headers, payload, created_at
+		FROM {schema}.outbox_0 WHERE id = ANY ($1::bigint[])
+UNION ALL
+		SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id, content_type, headers, payload, created_at
+		FROM {schema}.outbox_1 WHERE id = ANY ($1::bigint[])
+UNION ALL
+		SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id, content_type, headers, payload, created_at
+		FROM {schema}.outbox_2 WHERE id = ANY ($1::bigint[])
+UNION ALL
+		SELECT id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id, content_type, headers, payload, created_at
+		FROM {schema}.outbox_other WHERE id = ANY ($1::bigint[])) m),
+compared AS MATERIALIZED (
+	SELECT l.*, o.state, o.wait, o.attempts, o.reason, o.ordinal,
+		coalesce(same.message_id = l.message_id, false) AS held,
+		coalesce(same.message_id <> l.message_id, false) OR row_number() OVER (PARTITION BY l.id ORDER BY o.ordinal) > 1 AS taken,
+		last.id AS behind
+	FROM asked o
+	JOIN logged l USING (id, message_id)
+	LEFT JOIN LATERAL (SELECT h.message_id FROM {schema}.outbox_held h WHERE h.id = o.id) same ON true
+	LEFT JOIN LATERAL (
+		SELECT h.id FROM {schema}.outbox_held h
+		WHERE h.state IN ('refused', 'waiting') AND h.ordering_key BETWEEN l.ordering_key AND l.ordering_key
+		ORDER BY h.ordering_key DESC, h.id DESC LIMIT 1) last ON last.id > l.id),
+missing AS MATERIALIZED (
+	SELECT *, bool_or(taken OR behind IS NOT NULL) OVER (PARTITION BY ordering_key ORDER BY ordinal) AS moves
+	FROM compared c
+	WHERE NOT held AND (behind IS NULL OR NOT EXISTS (
+		SELECT FROM {schema}.outbox_held h
+		WHERE h.state IN ('refused', 'waiting') AND h.ordering_key BETWEEN c.ordering_key AND c.ordering_key AND h.message_id = c.message_id))),
+added AS (
+	INSERT INTO {schema}.outbox_held (id, message_id, topic, type, scope, key, step, n, ordering_key,
+		correlation_id, causation_id, content_type, headers, payload, created_at, state, due_at, attempts, reason, refused_at)
+	SELECT CASE WHEN moves THEN nextval('{schema}.outbox_id_seq') ELSE id END, message_id, topic, type, scope, key, step, n, ordering_key,
+		correlation_id, causation_id, content_type, headers, payload, created_at,
+		state, CASE state WHEN 'waiting' THEN 'infinity' ELSE clock_timestamp() + wait * interval '1 microsecond' END,
+		attempts, reason, CASE WHEN attempts > 0 THEN clock_timestamp() END
+	FROM (SELECT * FROM missing ORDER BY ordinal) m
+	RETURNING id, message_id)
+SELECT o.message_id, o.id, a.id, coalesce(c.taken, false)
+FROM asked o LEFT JOIN compared c USING (ordinal) LEFT JOIN added a ON a.message_id = o.message_id
+WHERE c.ordinal IS NULL OR a.id <> o.id
 ---- queries.insertDelayed
 
 INSERT INTO {schema}.outbox_held (id, message_id, topic, type, scope, key, step, n, ordering_key,
