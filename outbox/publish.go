@@ -2,6 +2,7 @@ package outbox
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"time"
@@ -10,6 +11,7 @@ import (
 
 	"github.com/sagamill/sagamill/internal/failpoint"
 	"github.com/sagamill/sagamill/internal/guard"
+	"github.com/sagamill/sagamill/internal/stepkey"
 )
 
 // A Publication is one message on its way to the broker. Its Message has the message id as UUID
@@ -209,4 +211,30 @@ func (s sender) notifyObserver(ctx context.Context, c Call, at []int, results []
 	if err != nil {
 		guard.Log(ctx, s.opts.Logger, "outbox: option Observer", err)
 	}
+}
+
+// renderMessage returns m in its form on the wire. The step key is made here from its stored
+// parts.
+func (m *row) renderMessage() (*message.Message, error) {
+	msg := message.NewMessage(m.MessageID.String(), m.Payload)
+	if len(m.Headers) > 0 {
+		if err := json.Unmarshal(m.Headers, &msg.Metadata); err != nil {
+			return nil, fmt.Errorf("outbox: stored headers of message %s: %w", msg.UUID, err)
+		}
+	}
+	if msg.Metadata == nil {
+		msg.Metadata = make(message.Metadata, 8)
+	}
+	msg.Metadata[HeaderKey] = stepkey.Key{Key: m.Key, Step: m.Step, N: m.N}.String()
+	msg.Metadata[HeaderScope] = m.Scope
+	if m.CausationID != "" {
+		msg.Metadata[HeaderCausation] = m.CausationID
+	}
+	msg.Metadata[PropertyType] = m.Type
+	if msg.Metadata[PropertyTimestamp] == "" { // a message that was delayed has one
+		msg.Metadata[PropertyTimestamp] = m.CreatedAt.UTC().Format(time.RFC3339Nano)
+	}
+	msg.Metadata[PropertyCorrelation] = m.CorrelationID
+	msg.Metadata[PropertyContentType] = m.ContentType
+	return msg, nil
 }

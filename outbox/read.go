@@ -3,7 +3,6 @@ package outbox
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -11,7 +10,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -19,7 +17,6 @@ import (
 	"github.com/sagamill/sagamill/internal/failpoint"
 	"github.com/sagamill/sagamill/internal/outboxsql"
 	"github.com/sagamill/sagamill/internal/pg"
-	"github.com/sagamill/sagamill/internal/stepkey"
 )
 
 const (
@@ -317,32 +314,6 @@ func appendRows(rows *[]row, scan func(*row, pgx.Rows) error) func(pgx.Rows) err
 		}
 		return found.Err()
 	}
-}
-
-// renderMessage returns m in its form on the wire. The step key is made here from its stored
-// parts.
-func (m *row) renderMessage() (*message.Message, error) {
-	msg := message.NewMessage(m.MessageID.String(), m.Payload)
-	if len(m.Headers) > 0 {
-		if err := json.Unmarshal(m.Headers, &msg.Metadata); err != nil {
-			return nil, fmt.Errorf("outbox: stored headers of message %s: %w", msg.UUID, err)
-		}
-	}
-	if msg.Metadata == nil {
-		msg.Metadata = make(message.Metadata, 8)
-	}
-	msg.Metadata[HeaderKey] = stepkey.Key{Key: m.Key, Step: m.Step, N: m.N}.String()
-	msg.Metadata[HeaderScope] = m.Scope
-	if m.CausationID != "" {
-		msg.Metadata[HeaderCausation] = m.CausationID
-	}
-	msg.Metadata[PropertyType] = m.Type
-	if msg.Metadata[PropertyTimestamp] == "" { // a message that was delayed has one
-		msg.Metadata[PropertyTimestamp] = m.CreatedAt.UTC().Format(time.RFC3339Nano)
-	}
-	msg.Metadata[PropertyCorrelation] = m.CorrelationID
-	msg.Metadata[PropertyContentType] = m.ContentType
-	return msg, nil
 }
 
 // A snapshot says which transactions were over at one moment, as pg_current_snapshot does:
