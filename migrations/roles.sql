@@ -156,13 +156,12 @@ GRANT SELECT, UPDATE ON {schema}.outbox_relay TO {prefix}_relay;
 GRANT SELECT, INSERT, DELETE ON {schema}.outbox_tenure TO {prefix}_relay;
 GRANT SELECT, INSERT, TRUNCATE ON {schema}.outbox_cursor_0, {schema}.outbox_cursor_1 TO {prefix}_relay;
 GRANT USAGE ON SEQUENCE {schema}.outbox_leaf TO {prefix}_relay;
-GRANT USAGE, SELECT, UPDATE ON SEQUENCE {schema}.outbox_id_seq TO {prefix}_relay; -- which is raised if a restore has left it behind its rows
+GRANT SELECT, UPDATE ON SEQUENCE {schema}.outbox_id_seq TO {prefix}_relay; -- which is raised if a restore has left it behind its rows
 
 {{end}}
 {{- if .inbox -}}
 GRANT SELECT, INSERT, UPDATE, DELETE ON {schema}.inbox, {schema}.parked TO {prefix}_consumer;
 GRANT SELECT, UPDATE (swept_before) ON {schema}.inbox_horizon TO {prefix}_consumer;
-GRANT SELECT, UPDATE ON SEQUENCE {schema}.parked_id_seq TO {prefix}_consumer; -- as above
 
 {{end}}
 {{- if .saga -}}
@@ -190,12 +189,10 @@ GRANT SELECT, UPDATE (one) ON {schema}.outbox_relay TO {prefix}_operator;
 GRANT SELECT, UPDATE (status, reason, progress, revision, tries, updated_at, due_at, ended_at) ON {schema}.saga TO {prefix}_operator;
 GRANT SELECT ON {schema}.saga_definition TO {prefix}_operator;
 GRANT SELECT, INSERT ON {schema}.saga_journal TO {prefix}_operator;
-GRANT SELECT, UPDATE ON SEQUENCE {schema}.saga_journal_id_seq TO {prefix}_operator;
 {{end}}
 {{- if .journal -}}
 -- A row is written with what it tells of, and stays: its time and its database user are the server's.
 GRANT SELECT, INSERT (who, verb, what, ids, why) ON {schema}.operator_journal TO {prefix}_operator;
-GRANT SELECT, UPDATE ON SEQUENCE {schema}.operator_journal_id_seq TO {prefix}_operator;
 {{end}}
 -- The status of the schema: its version, and how many keys are in progress, without the keys.
 GRANT SELECT ON {schema}.schema_version TO {prefix}_reader;

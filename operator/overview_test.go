@@ -30,6 +30,7 @@ FROM (VALUES (1, now() + interval '1 hour'), (1, now() - interval '2 hours'), (3
 INSERT INTO {schema}.outbox_held (id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id, content_type, payload, state, due_at, attempts, reason, refused_at)
 SELECT g, gen_random_uuid(), 't', 't', '', '', '', '', '', '', '', '', '', state, now() + interval '1 hour', 1, 'no queue', now() - g * interval '1 hour'
 FROM unnest('{refused,dead,dead}'::text[]) WITH ORDINALITY AS h (state, g);
+SELECT setval('{schema}.outbox_id_seq', 3);
 INSERT INTO {schema}.outbox (message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id, content_type, payload, created_at)
 VALUES (gen_random_uuid(), 't', 't', '', '', '', '', '', '', '', '', '', now() - interval '1 hour');
 INSERT INTO {schema}.parked (state, kind, scope, key, step, n, topic, message_id, header_names, header_values, payload, reason, due_at, first_at)

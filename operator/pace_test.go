@@ -27,7 +27,8 @@ func TestReadPaceCountsByMinute(t *testing.T) {
 		c.put(t, key, at(machine.InFlight))
 	}
 	at := func(key, began, ended string) {
-		c.exec(t, `UPDATE {schema}.saga SET started_at = clock_timestamp() - $2::interval WHERE key = $1`, key, began)
+		c.exec(t, `UPDATE {schema}.saga SET started_at = began, id = (lpad(to_hex((extract(epoch FROM began) * 1000)::bigint), 12, '0') || '7' || substr(md5(key), 1, 3) || '8' || substr(md5(key), 1, 15))::uuid
+			FROM (SELECT clock_timestamp() - $2::interval AS began) AS moment WHERE key = $1`, key, began)
 		if ended != "" {
 			c.exec(t, `UPDATE {schema}.saga SET ended_at = clock_timestamp() - $2::interval, status = $3 WHERE key = $1`, key, strings.Fields(ended)[0], strings.Fields(ended)[1])
 		}

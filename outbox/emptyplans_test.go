@@ -6,8 +6,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/uuid"
-
 	"github.com/sagamill/sagamill/internal/outboxsql"
 	"github.com/sagamill/sagamill/internal/pg"
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
@@ -69,9 +67,9 @@ func (l *leader) arguments(t *testing.T, f *fixture, n int) map[string][]any {
 	at := l.log.at.to
 	f.fill(t, n)
 	var stored []int64
-	var messages []uuid.UUID
+	var messages []string
 	err := f.pool.QueryRow(t.Context(),
-		"SELECT array_agg(id), array_agg(message_id) FROM (SELECT id, message_id FROM "+f.schema+".outbox ORDER BY id DESC LIMIT $1) m", n).Scan(&stored, &messages)
+		"SELECT array_agg(id), array_agg(message_id::text) FROM (SELECT id, message_id FROM "+f.schema+".outbox ORDER BY id DESC LIMIT $1) m", n).Scan(&stored, &messages)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -2,6 +2,7 @@ package outbox
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -179,7 +180,7 @@ func TestWhatIsNotDueCostsNothing(t *testing.T) {
 				"deleteHeld":   f.explain(t, outboxsql.PlanByIndex, r.sql.deleteHeld, []int64{1, 2, 3}),
 				"refuseHeld":   f.explain(t, outboxsql.PlanByIndex, r.sql.refuseHeld, []int64{1, 2, 3}, []string{"refused", "refused", "refused"}, []int64{1, 1, 1}, []int64{1, 1, 1}, []string{"r", "r", "r"}),
 				"deferHeld":    f.explain(t, outboxsql.PlanByIndex, r.sql.deferHeld, []int64{1, 2, 3}, []int64{1, 1, 1}, []string{"r", "r", "r"}),
-				"holdMessages": f.explain(t, outboxsql.PlanByIndex, r.sql.holdMessages, f.ids(t, "outbox", 3), []string{"waiting", "waiting", "waiting"}, []int64{1, 1, 1}, []int64{0, 0, 0}, []string{"r", "r", "r"}, make([]uuid.UUID, 3)),
+				"holdMessages": f.explain(t, outboxsql.PlanByIndex, r.sql.holdMessages, f.ids(t, "outbox", 3), []string{"waiting", "waiting", "waiting"}, []int64{1, 1, 1}, []int64{0, 0, 0}, []string{"r", "r", "r"}, slices.Repeat([]string{uuid.Nil.String()}, 3)),
 				"moveDelayed":  f.explain(t, outboxsql.PlanByIndex, r.sql.moveDelayed, 2, maxPageBytes),
 				"fetchHeld":    f.explain(t, outboxsql.PlanByIndex, r.sql.fetchHeld, []int64{1, 2, 3}),
 				"promote":      f.explain(t, outboxsql.PlanByIndex, r.sql.promote, []string{"k1", "k2", "k3"}),

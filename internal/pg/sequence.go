@@ -98,6 +98,7 @@ const (
 	uniqueViolation = "23505"
 	undefinedTable  = "42P01"
 	undefinedSchema = "3F000"
+	noPrivilege     = "42501"
 )
 
 // takenFrom returns the sequence whose number err, an error of an INSERT, has found taken.
@@ -132,6 +133,9 @@ func RaiseIfTaken(ctx context.Context, conn *pgx.Conn, err error) error {
 	switch {
 	case errors.As(failed, &said) && (said.Code == undefinedTable || said.Code == undefinedSchema):
 		return err // a handler's own table, of another schema
+	case errors.As(failed, &said) && said.Code == noPrivilege:
+		return fmt.Errorf("%w (if sequence %[2]s.%[3]s is behind its rows, as after a data-only restore, run as its owner: SELECT setval('%[2]s.%[3]s', (SELECT max(id) FROM %[2]s.%[4]s) + %[5]d): %[6]w)",
+			err, schema, sequence.Name, sequence.Tables[0], sequenceMargin, failed)
 	case failed != nil:
 		return errors.Join(err, failed)
 	case raised:
