@@ -3,36 +3,12 @@ package outbox
 import (
 	"fmt"
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/sagamill/sagamill/internal/outboxsql"
 	"github.com/sagamill/sagamill/internal/pg"
-	"github.com/sagamill/sagamill/internal/testing/pgtest"
+	"github.com/sagamill/sagamill/internal/testing/plantest"
 )
-
-// unplanned are statements that larger tables do not make slower, by the reason.
-var unplanned = map[string]string{
-	"reads no table": `insertValues insertMessages insertDelayed planByIndex asynchronous lockSoon unlimited readSystem
-		currentLeaf nextLeaf leafSizes oldestWriter`,
-	"is not planned": `lockLeaf truncateLeaf truncateCursor`,
-	"reads tables of one row": `lockRelay takeLease beginTenure renewLease releaseLease stampSystem fence readTenure
-		readRelay checkpoint lateCheckpoint`,
-	"updates each message of a restored log, once": `restampMessages`,
-}
-
-// isUnplanned reports whether unplanned has a statement.
-func isUnplanned(name string) bool {
-	for _, names := range unplanned {
-		if slices.Contains(strings.Fields(names), name) {
-			return true
-		}
-	}
-	return false
-}
-
-// ofStats are the statements that [Relay.Stats] sends, with other settings than the relay.
-var ofStats = map[string]bool{"countDifference": true, "countHeld": true}
 
 // grow adds n messages of each kind to the tables that a relay reads, and n checkpoints.
 func (f *fixture) grow(t *testing.T, n int) {
@@ -104,77 +80,38 @@ func (l *leader) arguments(t *testing.T, f *fixture, n int) map[string][]any {
 	}
 }
 
-// planOnce makes the server plan the relay's statements, and those of its [Relay.Stats].
-func (f *fixture) planOnce(t *testing.T, url string) map[string]*pgtest.OncePlanned {
-	t.Helper()
-	relay, stats := map[string]string{}, map[string]string{}
-	for name, statement := range pgtest.Statements(newQueries(f.schema)) {
-		name, first := strings.CutSuffix(name, "0") // of an array
-		switch {
-		case isUnplanned(name) || !first && strings.ContainsAny(name, "0123456789"):
-		case ofStats[name]:
-			stats[name] = statement
-		default:
-			relay[name] = statement
-		}
-	}
-	all := map[string]*pgtest.OncePlanned{}
-	bySettings := map[string]map[string]string{outboxsql.PlanByIndex: relay, pg.ReadByIndex: stats}
-	for settings, statements := range bySettings {
-		planned := pgtest.PlanOnce(t, url, settings, statements)
-		for name := range statements {
-			all[name] = planned
-		}
-	}
-	return all
-}
-
 // The relay's statements are planned once, for whatever arguments, and perhaps while the tables are empty. Such a plan
 // must be as good for full tables: until they are analyzed, each message would otherwise cost a walk past all others.
 func TestPlansOfEmptyTablesAreGoodForFullOnes(t *testing.T) {
 	t.Parallel()
-	const work, few, many = 20, 500, 5000
-	server := privateServer(t)
-	for name, prepare := range map[string]func(*fixture){
-		"new": func(*fixture) {},
-		"vacuumed": func(f *fixture) {
-			f.exec(t, "VACUUM {schema}.outbox_held, {schema}.outbox_0, {schema}.outbox_cursor_1")
+	const work = 20
+	leaders := map[string]*leader{} // by schema
+	(&plantest.Suite{
+		Queries: func(schema string) []any { return []any{newQueries(schema)} },
+		Settings: map[string]string{
+			outboxsql.PlanByIndex: `readCursor listDifference readNew readDifference fetchMessages judgeLeaf lookForHeld moveDelayed listRetries
+				fetchHeld deleteHeld refuseHeld deferHeld holdMessages promote promotePage fetchProbe makeTopicDue`,
+			pg.ReadByIndex: "countDifference countHeld", // by Stats
 		},
-		"analyzed with a few rows": func(f *fixture) {
-			f.hold(t, 10, "delayed", "1 hour")
-			f.fill(t, 10)
-			f.exec(t, "ANALYZE {schema}.outbox_held, {schema}.outbox_0, {schema}.outbox_cursor_1")
-			f.exec(t, "DELETE FROM {schema}.outbox_held")
+		Excepted: map[string]string{
+			"reads no table": `insertValues insertMessages insertDelayed planByIndex asynchronous lockSoon unlimited readSystem
+				currentLeaf nextLeaf leafSizes oldestWriter`,
+			"is not planned": "lockLeaf truncateLeaf truncateCursor",
+			"reads tables of one row": `lockRelay takeLease beginTenure renewLease releaseLease stampSystem fence readTenure
+				readRelay checkpoint lateCheckpoint`,
+			"updates each message of a restored log, once": "restampMessages",
 		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			f := server.fixture(t)
-			for _, table := range []string{"outbox_held", "outbox_0", "outbox_cursor_1"} {
-				f.exec(t, "ALTER TABLE {schema}."+table+" SET (autovacuum_enabled = off)")
+		Tables: []string{"outbox_held", "outbox_0", "outbox_cursor_1"},
+		Work:   work,
+		Grow: func(t *testing.T, s *plantest.Schema, n int) {
+			newFixtureOn(t, s.Pool, s.Name).grow(t, n)
+		},
+		Arguments: func(t *testing.T, s *plantest.Schema) map[string][]any {
+			f := newFixtureOn(t, s.Pool, s.Name)
+			if leaders[s.Name] == nil {
+				leaders[s.Name] = f.leader(t, RelayOptions{})
 			}
-			prepare(f)
-			planned := f.planOnce(t, server.URL())
-			l := f.leader(t, RelayOptions{})
-			var plans [2]map[string]pgtest.Plan
-			for i, n := range []int{few, many} {
-				f.grow(t, n)
-				plans[i] = map[string]pgtest.Plan{}
-				arguments := l.arguments(t, f, work)
-				for name, session := range planned {
-					args, listed := arguments[name]
-					if !listed {
-						t.Fatalf("the statement %s is neither in arguments nor in unplanned", name)
-					}
-					plans[i][name] = session.Run(t, name, args...)
-				}
-			}
-			for name, plan := range plans[1] {
-				few := plans[0][name]
-				if plan.RowsRead() > few.RowsRead()+2*work || plan.Buffers() > 2*few.Buffers()+2*work {
-					t.Errorf("%s reads %d rows and %d blocks of larger tables, in place of %d and %d:\n%s",
-						name, plan.RowsRead(), plan.Buffers(), few.RowsRead(), few.Buffers(), plan)
-				}
-			}
-		})
-	}
+			return leaders[s.Name].arguments(t, f, work)
+		},
+	}).Run(t)
 }

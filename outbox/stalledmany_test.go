@@ -10,41 +10,31 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/jackc/pgx/v5"
 
 	"github.com/sagamill/sagamill/internal/pg"
+	"github.com/sagamill/sagamill/internal/testing/plantest"
 )
 
 // countReads makes r use sessions of its own. The result ends them, and returns how many held messages they have read.
 func (f *fixture) countReads(t *testing.T, r *Relay) (heldRead func() int) {
 	t.Helper()
-	config := f.pool.Config()
-	config.ConnConfig.RuntimeParams["application_name"] = f.schema
-	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	pool, read := plantest.Sessions(t, f.pool, f.schema)
+	r.db, r.notifier = pg.NewOwn(pool), newNotifier(pool, f.schema, r.opts.Logger)
+	return func() int { return read("outbox_held") }
+}
+
+// stored counts the messages of the log that are not published, as the stats of r do, and reads no held ones.
+func (f *fixture) stored(t *testing.T, r *Relay) int {
+	t.Helper()
+	var s Stats
+	err := r.db.InTx(t.Context(), pg.BeginLimitedRead(t.Context(), pgx.RepeatableRead), func(tx pgx.Tx) error {
+		return r.countStored(t.Context(), tx, &s)
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.db, r.notifier = pg.NewOwn(pool), newNotifier(pool, f.schema, r.opts.Logger)
-	return func() int {
-		t.Helper()
-		pool.Close()
-		eventually(t, "the relay's sessions have reported what they have read", func() bool {
-			var n int
-			const sessions = "SELECT count(*) FROM pg_stat_activity WHERE application_name = $1"
-			err := f.pool.QueryRow(t.Context(), sessions, f.schema).Scan(&n)
-			return err == nil && n == 0
-		})
-		const reads = `SELECT sum(read)::int FROM (
-			SELECT seq_tup_read + n_tup_upd FROM pg_stat_user_tables WHERE schemaname = $1 AND relname = 'outbox_held'
-			UNION ALL
-			SELECT sum(idx_tup_read) FROM pg_stat_user_indexes WHERE schemaname = $1 AND relname = 'outbox_held') r (read)`
-		var read int
-		err := f.pool.QueryRow(t.Context(), reads, f.schema).Scan(&read)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return read
-	}
+	return s.Stored
 }
 
 // However many messages wait for a stalled topic, a relay that takes over reads a few of them
@@ -84,7 +74,7 @@ func TestARelayOfAnEmptyTableReadsFewHeldMessages(t *testing.T) {
 			green := fmt.Sprint("green", n, i)
 			f.write(t, on("red", msg(key, "red")), on("green", msg(key, "behind")), on("green", msg("g", green)))
 			eventually(t, "a green message is published, and the others of its transaction are kept aside", func() bool {
-				return slices.Contains(b.published(), green) && f.stats(t, counting).Stored == 0
+				return slices.Contains(b.published(), green) && f.stored(t, counting) == 0
 			})
 		}
 	}
