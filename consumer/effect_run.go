@@ -178,7 +178,9 @@ func (e *effects) takeLease(ctx context.Context, tx pgx.Tx, last *pgx.Batch, a *
 	err := tx.QueryRow(ctx, e.effectSQL.leaseDelivery, columns...).Scan(&u.parked.id)
 	other := false
 	if errors.Is(err, pgx.ErrNoRows) {
-		err = tx.QueryRow(ctx, e.effectSQL.readOther, append(a.identity(), a.kind, a.digest)...).Scan(&other)
+		b := &pgx.Batch{}
+		queueAnew(b, e.effectSQL.readOther, append(a.identity(), a.kind, a.digest)...).QueryRow(func(row pgx.Row) error { return row.Scan(&other) })
+		err = tx.SendBatch(ctx, b).Close()
 	}
 	switch {
 	case err != nil:
@@ -405,7 +407,7 @@ func (e *effects) lockLeased(ctx context.Context, conn *pgx.Conn, a *attempt) (p
 	b.BeginTx(readCommitted)
 	b.Queue(e.sql.limitIdle, milliseconds(idleLimit([]*attempt{a}))).QueryRow(func(row pgx.Row) error { return row.Scan(nil, &a.role) })
 	b.Queue(e.sql.lockStep, a.identity()...).QueryRow(func(row pgx.Row) error { return row.Scan(a.found.columns()...) })
-	b.Queue(e.sql.lockParked, a.parked.fence()...).QueryRow(func(row pgx.Row) error { return row.Scan(&ours) })
+	queueAnew(b, e.sql.lockParked, a.parked.fence()...).QueryRow(func(row pgx.Row) error { return row.Scan(&ours) })
 	b.Queue("SAVEPOINT " + stepSavepoint)
 	results := conn.SendBatch(ctx, b)
 	err := results.Close()

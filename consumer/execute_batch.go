@@ -315,7 +315,7 @@ func (b *batch) queueOutcomes(last *pgx.Batch) error {
 		b.x.settler.queueMove(last, a)
 	}
 	if claims := insertedClaims(b.attempts[b.ran:]); len(claims) > 0 {
-		last.Queue(b.x.sql.unclaim, identityColumns(claims)...)
+		queueAnew(last, b.x.sql.unclaim, identityColumns(claims)...)
 	}
 	var emitted []outbox.Message
 	for _, a := range b.attempts[:b.ran] {

@@ -274,7 +274,7 @@ func (c *claimer) queueBehind(b *pgx.Batch, attempts []*attempt) {
 	if len(ordered) == 0 {
 		return
 	}
-	b.Queue(c.sql.readBehind, identityColumns(ordered)...).Query(func(rows pgx.Rows) error {
+	queueAnew(b, c.sql.readBehind, identityColumns(ordered)...).Query(func(rows pgx.Rows) error {
 		var ordinal int
 		_, err := pgx.ForEachRow(rows, []any{&ordinal}, func() error {
 			ordered[ordinal-1].behind = true
@@ -282,6 +282,7 @@ func (c *claimer) queueBehind(b *pgx.Batch, attempts []*attempt) {
 		})
 		return err
 	})
+	b.Queue("SET LOCAL plan_cache_mode TO DEFAULT") // for the handler
 }
 
 // checkClaims makes sure that each row was inserted by this transaction, or is locked.

@@ -7,6 +7,8 @@ import (
 	"fmt"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/sagamill/sagamill/internal/pg"
 )
 
 var (
@@ -53,6 +55,9 @@ func (c *claimer) lockRow(ctx context.Context, tx pgx.Tx, a *attempt) error {
 		batch.Queue(c.sql.tryLockStep, a.identity()...)
 	}
 	batch.Queue(c.retention.readHorizon)
+	if a.parked != nil {
+		batch.Queue(pg.PlanAnew) // what follows about the parked copy
+	}
 	batch.Queue("SAVEPOINT " + stepSavepoint)
 	results := tx.SendBatch(ctx, batch)
 	a.found = cell{}

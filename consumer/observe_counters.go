@@ -320,6 +320,9 @@ func (c *Consumer) Stats(ctx context.Context) (Stats, error) {
 
 func countParked(ctx context.Context, db pg.Own, statement string) (s Stats, err error) {
 	err = db.InTx(ctx, pg.BeginLimitedRead(ctx, ""), func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, pg.PlanByIndex); err != nil {
+			return err
+		}
 		rows, _ := tx.Query(ctx, statement, outbox.CountLimit)
 		var p ParkedStats
 		var oldest, due int64

@@ -220,7 +220,7 @@ func (s *Sweeper) sweepStretch(ctx context.Context, p *sweepPass, block int64) e
 	defer cancel()
 	from, to := blockStart(block), blockStart(block+sweepBlocks)
 	var last, oldest *time.Time
-	if err := s.db.QueryRow(ctx, s.sql.findOld, from, to, p.before).Scan(&last, &oldest); err != nil {
+	if err := s.db.ScanByIndex(ctx, []any{&last, &oldest}, s.sql.findOld, from, to, p.before); err != nil {
 		return fmt.Errorf("consumer: find old rows: %w", err)
 	}
 	if oldest != nil && (p.oldest.IsZero() || oldest.Before(p.oldest)) {
@@ -232,7 +232,7 @@ func (s *Sweeper) sweepStretch(ctx context.Context, p *sweepPass, block int64) e
 	if err := s.raiseHorizon(ctx, p, last.Add(ClockSkew)); err != nil {
 		return err
 	}
-	tag, err := s.db.Exec(ctx, s.sql.removeOld, from, to, p.before, ClockSkew.Microseconds())
+	tag, err := s.db.ExecByIndex(ctx, s.sql.removeOld, from, to, p.before, ClockSkew.Microseconds())
 	if err != nil {
 		return fmt.Errorf("consumer: remove old rows: %w", err)
 	}

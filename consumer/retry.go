@@ -169,7 +169,7 @@ func (t *retrier) nextDue(ctx context.Context) (wait time.Duration, err error) {
 	ctx, cancel := context.WithTimeout(ctx, databaseTimeout)
 	defer cancel()
 	var seconds *float64
-	if err := t.database.db.QueryRow(ctx, t.sql.nextDue).Scan(&seconds); err != nil || seconds == nil {
+	if err := t.database.db.ScanByIndex(ctx, []any{&seconds}, t.sql.nextDue); err != nil || seconds == nil {
 		return t.poll, err
 	}
 	if *seconds >= t.poll.Seconds() { // it may be more than a Duration holds
@@ -230,7 +230,7 @@ func (t *retrier) takeParked(ctx context.Context, n int, steps ...string) ([]par
 	}
 	ctx, cancel := context.WithTimeout(ctx, databaseTimeout)
 	defer cancel()
-	taken, err := pg.Collect(ctx, t.database.db, pgx.RowToStructByPos[parkedRow], t.sql.takeParked, steps, n, t.lease.Microseconds(), t.ordered, t.topicsOf(steps))
+	taken, err := pg.CollectByIndex(ctx, t.database.db, pgx.RowToStructByPos[parkedRow], t.sql.takeParked, steps, n, t.lease.Microseconds(), t.ordered, t.topicsOf(steps))
 	if err != nil || len(taken) == 0 {
 		return nil, err
 	}
@@ -384,7 +384,7 @@ func (t *retrier) storeIdentity(ctx context.Context, row *parkedRow, m *received
 	defer cancel()
 	args := append([]any{row.ID, row.Attempts, m.kind}, m.identity()...)
 	args = append(args, row.MessageID, row.HeaderNames, row.HeaderValues, row.Payload, row.Digest)
-	tag, err := t.database.db.Exec(ctx, t.sql.nameParked, args...)
+	tag, err := t.database.db.ExecByIndex(ctx, t.sql.nameParked, args...)
 	var e *pgconn.PgError
 	switch {
 	case errors.As(err, &e) && e.ConstraintName == "parked_retrying":

@@ -97,7 +97,9 @@ func (s *settler) settleVerdict(ctx context.Context, tx pgx.Tx, a *attempt, v ve
 			s.reportTombstone(ctx, a)
 			return nil
 		}
-		if _, err := tx.Exec(ctx, s.sql.cancelParked, a.identity()...); err != nil {
+		b := &pgx.Batch{}
+		queueAnew(b, s.sql.cancelParked, a.identity()...)
+		if err := tx.SendBatch(ctx, b).Close(); err != nil {
 			return fmt.Errorf("consumer: cancel parked action: %w", err)
 		}
 		if err := s.moveStep(ctx, tx, a, void, a.found.undoAttempts); err != nil {
@@ -255,6 +257,7 @@ func (d *database) inTransaction(ctx context.Context, do func(tx pgx.Tx, last *p
 		begin.BeginTx(readCommitted)
 		begin.Queue(d.sql.limitIdle, milliseconds(databaseTimeout))
 		begin.Queue(pg.SQLShowAll) // it is shared with no handler
+		begin.Queue(pg.PlanAnew)
 		results := conn.SendBatch(ctx, begin)
 		if err := results.Close(); err != nil {
 			return fmt.Errorf("consumer: begin: %w", err)

@@ -69,8 +69,8 @@ func (s *settler) parkAndMove(ctx context.Context, tx pgx.Tx, a *attempt, f fail
 // as it was: a row that a's own claim has inserted would say that the step is done, and is removed.
 func (s *settler) buryOtherPayload(ctx context.Context, tx pgx.Tx, a *attempt, attempts int) error {
 	if !a.older {
-		if _, err := tx.Exec(ctx, s.sql.unclaim, identityColumns([]*attempt{a})...); err != nil {
-			return fmt.Errorf("consumer: take claim back: %w", err)
+		if err := s.takeClaimBack(ctx, tx, a); err != nil {
+			return err
 		}
 	}
 	return s.parkMessage(ctx, tx, a, failure{reason: ReasonKeyReused, dead: true, attempts: attempts, err: errors.New(inbox.ReusedText)})
@@ -204,7 +204,14 @@ func (s *settler) buryTooOld(ctx context.Context, tx pgx.Tx, a *attempt) error {
 	if err != nil {
 		return err
 	}
-	if _, err := tx.Exec(ctx, s.sql.unclaim, identityColumns([]*attempt{a})...); err != nil {
+	return s.takeClaimBack(ctx, tx, a)
+}
+
+// takeClaimBack removes the row that a's claim has inserted.
+func (s *settler) takeClaimBack(ctx context.Context, tx pgx.Tx, a *attempt) error {
+	b := &pgx.Batch{}
+	queueAnew(b, s.sql.unclaim, identityColumns([]*attempt{a})...)
+	if err := tx.SendBatch(ctx, b).Close(); err != nil {
 		return fmt.Errorf("consumer: take claim back: %w", err)
 	}
 	return nil
@@ -216,7 +223,9 @@ func (s *settler) hasTooOldLetter(ctx context.Context, tx pgx.Tx, a *attempt) (k
 		return false, nil
 	}
 	args := append(a.identity(), a.kind, ReasonTooOld, nonNilBytes(a.Payload))
-	if err := tx.QueryRow(ctx, s.retention.hasTooOld, args...).Scan(&kept); err != nil {
+	b := &pgx.Batch{}
+	queueAnew(b, s.retention.hasTooOld, args...).QueryRow(func(row pgx.Row) error { return row.Scan(&kept) })
+	if err := tx.SendBatch(ctx, b).Close(); err != nil {
 		return false, fmt.Errorf("consumer: look for dead letter: %w", err)
 	}
 	return kept, nil

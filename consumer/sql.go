@@ -5,6 +5,8 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/sagamill/sagamill/internal/inbox"
 	"github.com/sagamill/sagamill/internal/pg"
 	"github.com/sagamill/sagamill/internal/sqlschema"
@@ -250,6 +252,14 @@ const sqlCountParked = `
 UPDATE {schema}.parked
 SET attempts = attempts + 1
 WHERE scope = $1 AND key = $2 AND step = $3 AND n = $4 AND kind = $5 AND state = 'retrying'`
+
+// queueAnew queues a statement that is planned for the tables as they are, in a transaction that may be a handler's. A
+// migration has left the table parked with the statistics of an empty one: a plan that was made before messages were
+// parked scans all of them. Likewise a join with the inbox scans it.
+func queueAnew(b *pgx.Batch, statement string, args ...any) *pgx.QueuedQuery {
+	b.Queue(pg.PlanAnew)
+	return b.Queue(statement, args...)
+}
 
 type queries struct {
 	claimOne, claimNew, claimMany, openClaim, lockMany, unclaim, reopen, readBehind, readAttempts string

@@ -59,7 +59,7 @@ func (e *engine) commitChange(ctx context.Context, change func(tx pgx.Tx) error)
 }
 
 func (e *engine) commitOn(ctx context.Context, conn *pgx.Conn, change func(tx pgx.Tx) error) error {
-	tx, err := conn.BeginTx(ctx, pgx.TxOptions{BeginQuery: e.begin + "; " + pg.ShowAll})
+	tx, err := conn.BeginTx(ctx, pgx.TxOptions{BeginQuery: e.begin + "; " + pg.ShowAll + "; " + pg.SetPlanAnew})
 	if err != nil {
 		return err
 	}

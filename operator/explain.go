@@ -182,10 +182,7 @@ func (q *inquiry) takeSnapshots(ctx context.Context, databases [][]*snapshotSour
 		return do()
 	}
 	sources := databases[0]
-	snapshot := pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}
-	if q.options.ReadTimeout > 0 {
-		snapshot.BeginQuery = beginRead(pgx.RepeatableRead, q.options.ReadTimeout)
-	}
+	snapshot := pgx.TxOptions{BeginQuery: beginRead(pgx.RepeatableRead, q.options.ReadTimeout)}
 	return pg.NewOwn(sources[0].DB).InTx(ctx, snapshot, func(tx pgx.Tx) error {
 		for _, s := range sources { // before anything else is read
 			l, err := NewLocator(&Options{Schema: s.Schema})

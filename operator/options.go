@@ -29,15 +29,14 @@ type Options struct {
 	ReadTimeout time.Duration
 }
 
-// beginLimitedRead returns the BEGIN statement of a transaction whose statements ReadTimeout limits, "" for no limit.
-func (o *Options) beginLimitedRead() string {
-	if o.ReadTimeout <= 0 {
-		return ""
-	}
-	return beginRead(pgx.ReadCommitted, o.ReadTimeout)
-}
+// beginLimitedRead returns the BEGIN statement of a transaction whose statements ReadTimeout limits.
+func (o *Options) beginLimitedRead() string { return beginRead(pgx.ReadCommitted, o.ReadTimeout) }
 
+// beginRead is beginLimitedRead for an isolation level. A timeout of 0 is none.
 func beginRead(isolation pgx.TxIsoLevel, timeout time.Duration) string {
+	if timeout <= 0 {
+		return pg.LimitedReadStatement(isolation)
+	}
 	return fmt.Sprintf("%s; SET LOCAL statement_timeout = %d", pg.LimitedReadStatement(isolation), max(1, timeout.Milliseconds()))
 }
 

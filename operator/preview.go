@@ -13,6 +13,7 @@ import (
 
 	"github.com/sagamill/sagamill/consumer"
 	"github.com/sagamill/sagamill/internal/inbox"
+	"github.com/sagamill/sagamill/internal/pg"
 	"github.com/sagamill/sagamill/internal/sqlschema"
 	"github.com/sagamill/sagamill/outbox"
 )
@@ -84,7 +85,7 @@ func (p *previewer) previewPage(ctx context.Context, ids []int64) error {
 }
 
 // oneSnapshot is the transaction in which several tables are read.
-var oneSnapshot = pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}
+var oneSnapshot = pgx.TxOptions{BeginQuery: pg.LimitedReadStatement(pgx.RepeatableRead)}
 
 // learnSteps reads the steps of names. Steps that earlier letters of this preview have
 // moved stay as those left them.

@@ -29,10 +29,10 @@ func TestLimitedReadsAreNotCompiled(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	check := func(name string, db querier, isolation string) {
-		const settings = "SELECT concat_ws(' ', current_setting('jit'), current_setting('max_parallel_workers_per_gather'), current_setting('statement_timeout'), current_setting('transaction_isolation'), current_setting('transaction_read_only'))"
+		const settings = "SELECT concat_ws(' ', current_setting('jit'), current_setting('max_parallel_workers_per_gather'), current_setting('statement_timeout'), current_setting('transaction_isolation'), current_setting('transaction_read_only'), current_setting('plan_cache_mode'))"
 		var got string
-		if err := db.QueryRow(t.Context(), settings).Scan(&got); err != nil || got != "off 0 1min "+isolation+" on" {
-			t.Errorf("%s: %q, %v; want off, 0, 1min, %s, on", name, got, err, isolation)
+		if err := db.QueryRow(t.Context(), settings).Scan(&got); err != nil || got != "off 0 1min "+isolation+" on force_custom_plan" {
+			t.Errorf("%s: %q, %v; want off, 0, 1min, %s, on, force_custom_plan", name, got, err, isolation)
 		}
 	}
 	if err := f.reader(t).read(t.Context(), func(tx pgx.Tx) error { check("Reader", tx, "read committed"); return nil }); err != nil {

@@ -98,7 +98,7 @@ func (h *housekeeper) listSilentInstances(ctx context.Context, after silentInsta
 	read := func(r pgx.CollectableRow) (s silentInstance, err error) {
 		return s, r.Scan(&s.Scope, &s.Key, &s.Path, &s.version.name, &s.version.version, &s.progress, &s.now)
 	}
-	return pg.Collect(ctx, h.db, read, h.sql.listSilent, h.plans.names, h.plans.versions, h.patience.Microseconds(),
+	return pg.CollectByIndex(ctx, h.db, read, h.sql.listSilent, h.plans.names, h.plans.versions, h.patience.Microseconds(),
 		after.Scope, after.Key, after.Path, silentBatch, h.plans.hashes)
 }
 
@@ -192,6 +192,9 @@ func (h *housekeeper) removeOneBatch(ctx context.Context) (n int, err error) {
 	ctx, cancel := context.WithTimeout(ctx, timerTimeout)
 	defer cancel()
 	err = h.db.InTx(ctx, pgx.TxOptions{}, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, pg.PlanByIndex); err != nil {
+			return err
+		}
 		rows, err := tx.Query(ctx, h.sql.deleteEnded, h.retention.Microseconds(), removeBatch)
 		if err != nil {
 			return err

@@ -97,8 +97,8 @@ UNION ALL
 SELECT 'held', count(*), 0 FROM (
 	SELECT FROM {schema}.saga WHERE ended_at IS NULL AND status = 'running' AND reason <> '' AND tries = 0 ORDER BY root LIMIT $1) held
 UNION ALL
-SELECT 'due', 0, coalesce(extract(epoch FROM clock_timestamp() - min(due_at)) * 1000000, 0)::bigint
-FROM {schema}.saga WHERE due_at < 'infinity'`
+SELECT 'due', 0, coalesce(extract(epoch FROM clock_timestamp() - (
+	SELECT due_at FROM {schema}.saga WHERE due_at < 'infinity' ORDER BY due_at LIMIT 1)) * 1000000, 0)::bigint`
 
 // ReadStats reads the Stats of schema, by default sagamill. It needs no [Orchestrator].
 func ReadStats(ctx context.Context, db *pgxpool.Pool, schema string) (Stats, error) {
@@ -117,7 +117,7 @@ func (o *Orchestrator) Stats(ctx context.Context) (Stats, error) {
 
 func countLive(ctx context.Context, db pg.Own, statement string) (s Stats, err error) {
 	err = db.InTx(ctx, pg.BeginLimitedRead(ctx, ""), func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, pg.ReadByIndex); err != nil {
+		if _, err := tx.Exec(ctx, pg.PlanByIndex); err != nil {
 			return err
 		}
 		rows, _ := tx.Query(ctx, statement, pgx.QueryExecModeCacheDescribe, outbox.CountLimit)

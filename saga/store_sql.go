@@ -49,21 +49,23 @@ WHERE scope = $1 AND key = $2 AND path = $3`)
 
 // sqlClaimDue claims instances that are due, of the versions given. It counts the try in the same commit, so an
 // instance that kills its process has an end. Other claims skip them for $4 microseconds, doubled for each failed try.
-// With $5 it claims instances with a failed try, else those without.
+// With $5 it claims instances with a failed try, else those without. (MATERIALIZED: some plans of a join would search anew
+// for each row of the table, and claim more than the limit.)
 //
 // Here and below a row's time is compared with that of the statement, which is constant. With a clock that advances
 // PostgreSQL could not search the index, and would read all instances that are due some day.
 const sqlClaimDue = `
-UPDATE {schema}.saga AS s SET tries = s.tries + 1,
-	due_at = clock_timestamp() + $4::bigint * (1 << least(s.tries, 5)) * interval '1 microsecond'
-FROM (
+WITH taken AS MATERIALIZED (
 	SELECT due.scope, due.key, due.path FROM {schema}.saga AS due
 	JOIN unnest($1::text[], $2::integer[], $6::text[]) AS known (name, version, plan_hash)
 		ON due.name = known.name AND due.version = known.version AND due.plan_hash = known.plan_hash
 	WHERE due.due_at <= statement_timestamp() AND (due.tries > 0) = $5
 	ORDER BY due.due_at LIMIT $3
 	FOR UPDATE OF due SKIP LOCKED
-) AS taken
+)
+UPDATE {schema}.saga AS s SET tries = s.tries + 1,
+	due_at = clock_timestamp() + $4::bigint * (1 << least(s.tries, 5)) * interval '1 microsecond'
+FROM taken
 WHERE s.scope = taken.scope AND s.key = taken.key AND s.path = taken.path
 RETURNING s.scope, s.key, s.path, s.tries, s.revision`
 
@@ -105,14 +107,17 @@ const sqlReadNested = `
 SELECT progress, ended_at IS NOT NULL, updated_at < statement_timestamp() - $4::bigint * interval '1 microsecond'
 FROM {schema}.saga WHERE scope = $1 AND key = $2 AND path = $3`
 
-// sqlDeleteEnded removes sagas that ended long ago, with those nested in them. It skips locked rows.
+// sqlDeleteEnded removes sagas that ended long ago, with those nested in them. It skips locked rows. MATERIALIZED is as in
+// sqlClaimDue.
 const sqlDeleteEnded = `
-DELETE FROM {schema}.saga WHERE (scope, key, root) IN (
+WITH old AS MATERIALIZED (
 	SELECT scope, key, root FROM {schema}.saga
 	WHERE ended_at < statement_timestamp() - $1::bigint * interval '1 microsecond' AND parent IS NULL
 	ORDER BY ended_at LIMIT $2
 	FOR UPDATE SKIP LOCKED
-) RETURNING scope, key, path`
+)
+DELETE FROM {schema}.saga WHERE (scope, key, root) IN (SELECT scope, key, root FROM old)
+RETURNING scope, key, path`
 
 // sqlDeleteJournal removes the decisions of people about instances.
 const sqlDeleteJournal = `

@@ -98,7 +98,7 @@ func (t *timers) readNextDue(ctx context.Context) (time.Duration, error) {
 	var micros *int64
 	ctx, cancel := context.WithTimeout(ctx, timerTimeout)
 	defer cancel()
-	err := t.db.QueryRow(ctx, t.sql.nextDue, t.plans.names, t.plans.versions, t.plans.hashes).Scan(&micros)
+	err := t.db.ScanByIndex(ctx, []any{&micros}, t.sql.nextDue, t.plans.names, t.plans.versions, t.plans.hashes)
 	if err != nil || micros == nil {
 		return t.poll, err
 	}
@@ -129,7 +129,7 @@ func (t *timers) claimDueInstances(ctx context.Context, limit int, suspect bool)
 	read := func(r pgx.CollectableRow) (c claimed, err error) {
 		return c, r.Scan(&c.Scope, &c.Key, &c.Path, &c.tries, &c.revision)
 	}
-	all, err := pg.Collect(ctx, t.db, read, t.sql.claimDue, t.plans.names, t.plans.versions, limit, timerLease.Microseconds(), suspect, t.plans.hashes)
+	all, err := pg.CollectByIndex(ctx, t.db, read, t.sql.claimDue, t.plans.names, t.plans.versions, limit, timerLease.Microseconds(), suspect, t.plans.hashes)
 	if err != nil || len(all) == 0 {
 		return nil, err
 	}
@@ -167,7 +167,7 @@ func (t *timers) postponeTimer(c claimed, cause error) {
 	last := c.tries >= maxTimerTries || errors.Is(cause, flow.ErrUnfit)
 	t.log.ErrorContext(ctx, "saga: an instance's timer failed", "scope", c.Scope, "key", c.Key, "path", c.Path, "try", c.tries, "stuck", last, "error", cause)
 	err := guard.Call(func() error {
-		_, err := t.db.Exec(ctx, t.sql.postpone, c.Scope, c.Key, c.Path, flow.ClipReason(cause.Error()), timerPolicy.Wait(c.tries).Microseconds(), last, c.revision, c.tries)
+		_, err := t.db.ExecByIndex(ctx, t.sql.postpone, c.Scope, c.Key, c.Path, flow.ClipReason(cause.Error()), timerPolicy.Wait(c.tries).Microseconds(), last, c.revision, c.tries)
 		return err
 	})
 	if err != nil {

@@ -209,11 +209,12 @@ WHERE namespace = $1 AND scope = $2 AND key = $3`
 const sqlLockState = sqlReadState + ` FOR UPDATE SKIP LOCKED`
 
 // sqlSweepRecords deletes a batch of expired records. Instances that sweep at
-// the same time skip each other's rows, and the row of a live owner is locked.
+// the same time skip each other's rows, and the row of a live owner is locked. The index is searched with
+// statement_timestamp(): with a clock that goes on, each sweep would read all live records.
 const sqlSweepRecords = `
 WITH old AS MATERIALIZED (
 	SELECT namespace, scope, key FROM {schema}.idempotency_key
-	WHERE expires_at <= clock_timestamp() AND NOT (state = 1 AND lease_until > clock_timestamp())
+	WHERE expires_at <= statement_timestamp() AND NOT (state = 1 AND lease_until > clock_timestamp())
 	ORDER BY expires_at LIMIT $1
 	FOR UPDATE SKIP LOCKED
 )

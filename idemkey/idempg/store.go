@@ -190,7 +190,7 @@ func (s *Store) Sweep(ctx context.Context, limit int) (int, error) {
 	deleted := 0
 	for deleted < limit {
 		batch := min(limit-deleted, s.opts.SweepBatch)
-		tag, err := s.own.Exec(ctx, s.q.sweepRecords, batch)
+		tag, err := s.own.ExecByIndex(ctx, s.q.sweepRecords, batch)
 		deleted += int(tag.RowsAffected())
 		if err != nil {
 			return deleted, fmt.Errorf("idempg: sweep records: %w", err)

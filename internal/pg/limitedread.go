@@ -13,10 +13,10 @@ import (
 const grace = time.Second
 
 // LimitedReadStatement returns a statement that begins a read-only transaction. Its statements take one processor: beside a service,
-// starting parallel workers takes longer than they save. For the same reason nothing is compiled (JIT). If row-level
-// security would hide rows, the statements fail.
+// starting parallel workers takes longer than they save. For the same reason nothing is compiled (JIT). They are
+// planned anew, as with [PlanAnew]. If row-level security would hide rows, the statements fail.
 func LimitedReadStatement(isolation pgx.TxIsoLevel) string {
-	return fmt.Sprintf("BEGIN ISOLATION LEVEL %s READ ONLY; SET LOCAL jit = off; SET LOCAL max_parallel_workers_per_gather = 0; "+ShowAll, isolation)
+	return fmt.Sprintf("BEGIN ISOLATION LEVEL %s READ ONLY; SET LOCAL jit = off; SET LOCAL max_parallel_workers_per_gather = 0; "+SetPlanAnew+"; "+ShowAll, isolation)
 }
 
 // ReadByIndex makes the statements of a transaction read rows by an index, in its order, whatever the planner believes about

@@ -130,7 +130,7 @@ SELECT (SELECT token = $4 FROM {schema}.idempotency_key WHERE namespace = $1 AND
 
 WITH old AS MATERIALIZED (
 	SELECT namespace, scope, key FROM {schema}.idempotency_key
-	WHERE expires_at <= clock_timestamp() AND NOT (state = 1 AND lease_until > clock_timestamp())
+	WHERE expires_at <= statement_timestamp() AND NOT (state = 1 AND lease_until > clock_timestamp())
 	ORDER BY expires_at LIMIT $1
 	FOR UPDATE SKIP LOCKED
 )

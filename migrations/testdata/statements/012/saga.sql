@@ -30,26 +30,29 @@ SELECT $1, $2, $3, $4, $5, $6, $7, nullif($8, ''), $9, $10, $11, $12, $13, $14, 
 FROM (SELECT clock_timestamp() AS at) AS now
 ---- queries.claimDue
 
-UPDATE {schema}.saga AS s SET tries = s.tries + 1,
-	due_at = clock_timestamp() + $4::bigint * (1 << least(s.tries, 5)) * interval '1 microsecond'
-FROM (
+WITH taken AS MATERIALIZED (
 	SELECT due.scope, due.key, due.path FROM {schema}.saga AS due
 	JOIN unnest($1::text[], $2::integer[], $6::text[]) AS known (name, version, plan_hash)
 		ON due.name = known.name AND due.version = known.version AND due.plan_hash = known.plan_hash
 	WHERE due.due_at <= statement_timestamp() AND (due.tries > 0) = $5
 	ORDER BY due.due_at LIMIT $3
 	FOR UPDATE OF due SKIP LOCKED
-) AS taken
+)
+UPDATE {schema}.saga AS s SET tries = s.tries + 1,
+	due_at = clock_timestamp() + $4::bigint * (1 << least(s.tries, 5)) * interval '1 microsecond'
+FROM taken
 WHERE s.scope = taken.scope AND s.key = taken.key AND s.path = taken.path
 RETURNING s.scope, s.key, s.path, s.tries, s.revision
 ---- queries.deleteEnded
 
-DELETE FROM {schema}.saga WHERE (scope, key, root) IN (
+WITH old AS MATERIALIZED (
 	SELECT scope, key, root FROM {schema}.saga
 	WHERE ended_at < statement_timestamp() - $1::bigint * interval '1 microsecond' AND parent IS NULL
 	ORDER BY ended_at LIMIT $2
 	FOR UPDATE SKIP LOCKED
-) RETURNING scope, key, path
+)
+DELETE FROM {schema}.saga WHERE (scope, key, root) IN (SELECT scope, key, root FROM old)
+RETURNING scope, key, path
 ---- queries.deleteJournal
 
 DELETE FROM {schema}.saga_journal WHERE (scope, key, path) IN (SELECT * FROM unnest($1::text[], $2::text[], $3::text[]))
@@ -134,8 +137,8 @@ UNION ALL
 SELECT 'held', count(*), 0 FROM (
 	SELECT FROM {schema}.saga WHERE ended_at IS NULL AND status = 'running' AND reason <> '' AND tries = 0 ORDER BY root LIMIT $1) held
 UNION ALL
-SELECT 'due', 0, coalesce(extract(epoch FROM clock_timestamp() - min(due_at)) * 1000000, 0)::bigint
-FROM {schema}.saga WHERE due_at < 'infinity'
+SELECT 'due', 0, coalesce(extract(epoch FROM clock_timestamp() - (
+	SELECT due_at FROM {schema}.saga WHERE due_at < 'infinity' ORDER BY due_at LIMIT 1)) * 1000000, 0)::bigint
 ---- queries.register
 
 INSERT INTO {schema}.saga_definition (name, version, hash, plan) VALUES ($1, $2, $3, $4)
