@@ -97,8 +97,8 @@ UNION ALL
 SELECT 'held', count(*), 0 FROM (
 	SELECT FROM {schema}.saga WHERE ended_at IS NULL AND status = 'running' AND reason <> '' AND tries = 0 ORDER BY root LIMIT $1) held
 UNION ALL
-SELECT 'due', 0, coalesce(extract(epoch FROM clock_timestamp() - (
-	SELECT due_at FROM {schema}.saga WHERE due_at < 'infinity' ORDER BY due_at LIMIT 1)) * 1000000, 0)::bigint`
+SELECT 'due', 0, coalesce(extract(epoch FROM clock_timestamp() - min(due_at)) * 1000000, 0)::bigint
+FROM {schema}.saga WHERE due_at < 'infinity'`
 
 // ReadStats reads the Stats of schema, by default sagamill. It needs no [Orchestrator].
 func ReadStats(ctx context.Context, db *pgxpool.Pool, schema string) (Stats, error) {
