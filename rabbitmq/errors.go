@@ -51,7 +51,7 @@ var (
 
 // hardFaults are the exceptions with which the broker closes the connection over
 // a frame that it received on it. The others mean that the broker goes away, or that
-// somebody closed the connection.
+// somebody closed the connection. An internal error may be either: see [closedOver].
 var hardFaults = []int{amqp.FrameError, amqp.SyntaxError, amqp.CommandInvalid, amqp.NotImplemented, amqp.InternalError}
 
 // serverException returns the exception with which the broker closed a channel
@@ -64,6 +64,16 @@ func serverException(err error) *amqp.Error {
 		return e
 	}
 	return nil
+}
+
+// closedOver says why the broker closed a connection with e, which is of hardFaults. A node that stops, or has lost a
+// part of its cluster, answers with an internal error to whatever is under way. It is the broker's own trouble, unless a
+// message that is alone on a connection meets it again.
+func closedOver(e *amqp.Error) string {
+	if e.Code == amqp.InternalError {
+		return "rabbitmq: the broker closed the connection with an internal error, as a node does that stops; a batch goes on on a connection of its own"
+	}
+	return "rabbitmq: the broker closed the connection over something that was sent; a batch goes on on a connection of its own"
 }
 
 // loginTries is after how many connections in a row, cut where the password has just

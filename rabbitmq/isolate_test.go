@@ -3,7 +3,9 @@ package rabbitmq_test
 import (
 	"bytes"
 	"errors"
+	"log/slog"
 	"net"
+	"strings"
 	"sync/atomic"
 	"testing"
 
@@ -178,6 +180,29 @@ func TestPublishConnectionForced(t *testing.T) {
 	}
 	proxy.Stall(false)
 	mustPublish(t, pub, "orders", 1)
+}
+
+// internalFrame is connection.close with the exception 541, INTERNAL_ERROR, as a node that stops sends it.
+var internalFrame = []byte{1, 0, 0, 0, 0, 0, 11, 0, 10, 0, 50, 2, 29, 0, 0, 0, 0, 0, 0xCE}
+
+// Nobody looks for a mistake in what was sent because a node stops.
+func TestPublishInternalError(t *testing.T) {
+	t.Parallel()
+	proxy := rabbittest.NewProxy(t, rabbittest.URL())
+	cfg := declared(t, "orders")
+	lines := &strings.Builder{}
+	pub := newPublisher(t, through(cfg, proxy.URL()), &rabbitmq.PublisherOptions{Logger: slog.New(slog.NewTextHandler(lines, nil))})
+	done := inFlight(t, cfg, pub, proxy)
+	if err := proxy.Inject(internalFrame); err != nil {
+		t.Fatal(err)
+	}
+	proxy.Stall(false)
+	if err := <-done; err != nil {
+		t.Errorf("Publish = %v, want nil after another connection", err)
+	}
+	if text := lines.String(); !strings.Contains(text, "internal error") || !strings.Contains(text, "exception=541") || strings.Contains(text, "something that was sent") {
+		t.Errorf("the log blames what was sent: %s", text)
+	}
 }
 
 // Close does not wait for a batch on a separate connection.

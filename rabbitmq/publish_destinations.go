@@ -229,8 +229,7 @@ func (p *Publisher) isolateCulprit(ctx context.Context, b *batch, e *amqp.Error)
 	case <-ctx.Done():
 		return unavailableError(ctx)
 	}
-	p.opts.Logger.WarnContext(ctx, "rabbitmq: the broker closed the connection over something that was sent; a batch goes on on a connection of its own",
-		"name", p.opts.Connection.Name, "exception", e.Code)
+	p.opts.Logger.WarnContext(ctx, closedOver(e), "name", p.opts.Connection.Name, "exception", e.Code)
 	own := newLink(p.cfg, p.opts.Connection, p.opts.Logger)
 	defer own.closeLink()
 	_, err := p.deliverBatch(ctx, own, nil, b)
