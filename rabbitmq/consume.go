@@ -117,9 +117,10 @@ type consumerChannel struct {
 	prefetch   int
 	deliveries <-chan amqp.Delivery
 	acks       *acks
-	gone       chan struct{} // closed once the channel is
-	cause      *amqp.Error   // why, if the broker said so; valid once gone is closed
-	cancels    <-chan string // has an element once the broker has cancelled the consumer, before deliveries ends
+	gone       chan struct{}   // closed once the channel is
+	cause      *amqp.Error     // why, if the broker said so; valid once gone is closed
+	paused     <-chan struct{} // closed once the topic is paused; set before anything is received
+	cancels    <-chan string   // has an element once the broker has cancelled the consumer, before deliveries ends
 	inHand     sync.WaitGroup
 }
 
@@ -145,6 +146,16 @@ func (cc *consumerChannel) noteEnd() {
 func (cc *consumerChannel) isOver() bool {
 	select {
 	case <-cc.gone:
+		return true
+	default:
+		return false
+	}
+}
+
+// isPaused reports whether the topic was paused while cc was consumed from.
+func (cc *consumerChannel) isPaused() bool {
+	select {
+	case <-cc.paused:
 		return true
 	default:
 		return false

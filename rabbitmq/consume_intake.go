@@ -11,8 +11,8 @@ import (
 	"github.com/sagamill/sagamill/internal/guard"
 )
 
-// receiveDeliveries hands over the deliveries of cc until intake ends, cc ends, or cc must be renewed. It
-// reports the latter as calm. That is after cc was idle for the topology interval, or blameless with one
+// receiveDeliveries hands over the deliveries of cc until intake ends, cc ends, the topic is paused, or cc must be
+// renewed. It reports the latter as calm. That is after cc was idle for the topology interval, or blameless with one
 // message at a time, or if its prefetch does not suit the sizes of the messages. Deliveries that were not
 // handed over go back to the broker.
 //
@@ -64,6 +64,8 @@ func (s *subscription) receiveDeliveries(intake, work context.Context, cc *consu
 			leaving = leaving || s.isMisfit(cc)
 			s.checkTopology(intake, cc)
 		case <-cc.gone:
+			return false
+		case <-cc.paused:
 			return false
 		case <-intake.Done():
 			return false
@@ -196,15 +198,15 @@ func (s *subscription) nackItem(work context.Context, it *item) (again bool) {
 	return true
 }
 
-// giveBackItems returns the deliveries of cc that are not in hand to the broker. With keys, the closing
-// channel does that, which keeps their order. If the broker does not answer, it gets them back with the
+// giveBackItems returns the deliveries of cc that are not in hand to the broker. With keys, or if the topic is paused,
+// the closing channel does that, which keeps their order. If the broker does not answer, it gets them back with the
 // channel, too.
 func (s *subscription) giveBackItems(cc *consumerChannel) {
 	items := s.lanes.dropItems()
 	for _, it := range items {
 		it.end()
 	}
-	if s.isKeyed() {
+	if s.isKeyed() || cc.isPaused() {
 		return
 	}
 	sent, ok := cc.cancelAndDrain()

@@ -18,8 +18,8 @@
 //   - publish.go, publish_letter.go, publish_destinations.go: a [Publisher] packs a batch, checks each
 //     message, declares exchanges and sends again what a lost channel leaves open.
 //   - confirm.go: a confirmChannel sends a window of messages and collects confirms and returns.
-//   - subscribe.go, subscribe_channels.go: a [Subscriber] hands over the messages of topics. A
-//     subscription is one topic, from one consumer channel after the other.
+//   - subscribe.go, subscribe_channels.go, subscribe_pause.go: a [Subscriber] hands over the messages of topics. A
+//     subscription is one topic, from one consumer channel after the other, with pauses in between.
 //   - consume.go, consume_intake.go, consume_lanes.go: a consumer channel is an AMQP channel with one consumer. Its
 //     deliveries wait in lanes, by key, until they are handed over.
 //   - settle_acks.go: acks are collected and sent together.

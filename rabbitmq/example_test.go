@@ -88,6 +88,24 @@ func Example_listening() {
 	}
 }
 
+// A process that cannot work now lets another consumer of the queue go on, as a consumer.Consumer does while its database
+// is lost.
+func ExampleSubscriber_Pause() {
+	cfg, err := rabbitmq.NewConfig("amqp://guest:guest@127.0.0.1:5672/", "payment", &rabbitmq.ConfigOptions{SingleActiveConsumer: true})
+	if err != nil {
+		log.Fatal(err)
+	}
+	sub, err := rabbitmq.NewSubscriber(cfg, nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer sub.Close()
+	sub.Pause("orders") // what was not acked goes to the other consumer
+	// … when it can work again:
+	sub.Resume("orders")
+	// Output:
+}
+
 // The permissions of the users of an installation: a service writes to the topics that it publishes, and
 // reads its queues.
 func ExampleTopology_Permissions() {

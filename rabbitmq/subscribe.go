@@ -309,6 +309,7 @@ func (s *Subscriber) Close() error {
 
 // A topicState is how the broker serves the subscriptions to a topic.
 type topicState struct {
+	pause     *pause
 	consumers atomic.Int64
 	cancelled atomic.Uint64
 	conn      atomic.Pointer[conn] // on which it was consumed last, for tests
@@ -318,7 +319,7 @@ func (s *Subscriber) stateOf(topic string) *topicState {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.topics[topic] == nil {
-		s.topics[topic] = &topicState{}
+		s.topics[topic] = &topicState{pause: newPause()}
 	}
 	return s.topics[topic]
 }
@@ -326,7 +327,7 @@ func (s *Subscriber) stateOf(topic string) *topicState {
 // Subscription reports whether a subscription to topic is served, and how often the broker
 // has cancelled one: it does so when the queue is deleted, with what the queue holds. A
 // subscription is not served while the broker is away, while its queue is missing, with
-// [ConfigOptions].Passive, and for a moment when it is renewed. One whose quorum queue loses its
+// [ConfigOptions].Passive, while the topic is paused, and for a moment when it is renewed. One whose quorum queue loses its
 // majority counts as served until it has been idle for TopologyInterval. For a topic
 // that never had a subscription it returns false and 0.
 //

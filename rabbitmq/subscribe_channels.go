@@ -57,6 +57,7 @@ const stallTimeout = 3 * time.Second
 // connection, unless left is closed before: then startFirstChannel continues despite an error.
 func (s *subscription) startFirstChannel(intake, base context.Context, began chan<- error, left <-chan struct{}) {
 	defer s.link.closeLink()
+	_ = s.state.pause.awaitEnd(intake) // once intake has ended, opening fails
 	first, err := s.openConsumerChannel(intake)
 	select {
 	case began <- err:
@@ -132,6 +133,7 @@ func (s *subscription) runChannels(intake, base context.Context, cc *consumerCha
 		if s.link.hasSeveral() {
 			s.link.addresses.addConsumer(s.link, cc.conn)
 		}
+		cc.paused = s.state.pause.enterChannel()
 		s.state.consumers.Add(1)
 		calm := s.receiveDeliveries(intake, work, cc)
 		s.state.consumers.Add(-1)
@@ -140,18 +142,20 @@ func (s *subscription) runChannels(intake, base context.Context, cc *consumerCha
 			s.state.cancelled.Add(1)
 			cause = "the broker has cancelled the consumer, as it does when the queue is deleted with what it holds"
 		}
-		if s.isKeyed() && intake.Err() == nil {
-			cc.closeChannel() // while it is open the next consumer channel would overtake what goes back
+		if s.isKeyed() && intake.Err() == nil || cc.isPaused() {
+			cc.closeChannel() // while it is open the next consumer, here or elsewhere, would overtake what goes back
 		}
+		s.state.pause.leaveChannel()
 		s.retireChannel(cc)
 		if intake.Err() != nil {
 			break
 		}
-		if failures++; calm || time.Since(began) > maxPause || s.single {
+		expected := calm || cc.isPaused()
+		if failures++; expected || time.Since(began) > maxPause || s.single {
 			failures = 0 // each of these losses takes the message nearer to its limit
 		}
 		s.isolateUnreadable(intake, cc, calm || time.Since(began) > s.subscriber.opts.TopologyInterval)
-		if !calm && !s.single {
+		if !expected && !s.single {
 			s.subscriber.opts.Logger.WarnContext(intake, "rabbitmq: subscription lost", "topic", s.topic, "cause", cause)
 		}
 		cc = s.reopenConsumerChannel(intake, failures)
@@ -164,10 +168,10 @@ func (s *subscription) runChannels(intake, base context.Context, cc *consumerCha
 	s.channels.Wait()
 }
 
-// reopenConsumerChannel connects until it succeeds, and returns nil once ctx has ended. It also retries errors that
-// are permanent at the start, because an operator may mend their cause.
+// reopenConsumerChannel connects until it succeeds, once the topic is not paused, and returns nil once ctx has ended. It
+// also retries errors that are permanent at the start, because an operator may mend their cause.
 func (s *subscription) reopenConsumerChannel(ctx context.Context, failures int) *consumerChannel {
-	for n := failures; backoff.Sleep(ctx, retryPause(n)) == nil; n++ {
+	for n := failures; s.state.pause.awaitEnd(ctx) == nil && backoff.Sleep(ctx, retryPause(n)) == nil; n++ {
 		cc, err := s.openConsumerChannel(ctx)
 		if err == nil {
 			return cc
