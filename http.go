@@ -114,10 +114,10 @@ func (s *Service) CheckReady(ctx context.Context) error {
 		missing = append(missing, "the service is stopping")
 	}
 	if s.consumer != nil && !s.consumer.Ready() {
-		missing = append(missing, "the steps are not subscribed")
+		missing = append(missing, "the steps are not subscribed, or paused without their database")
 	}
 	if s.orchestrator != nil && !s.orchestrator.Ready() {
-		missing = append(missing, "the sagas are not subscribed")
+		missing = append(missing, "the sagas are not subscribed, or paused without their database")
 	}
 	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
 	defer cancel()

@@ -25,7 +25,7 @@ func TestABatchIsBoundedInBytes(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	c := f.consumer(t, Options{Lanes: 1, BatchBytes: 1000}, f.step(f.effect("paid"), nil))
-	b := newBoard(&c.opts, 1)
+	b := newBoard(&c.opts, 1, c.outage)
 	for i, bytes := range []int{400, 400, 1200, 400, 200, 600, 1000} {
 		b.putEntry(t.Context(), c.router.newBoardEntry("pay", sized(fmt.Sprint("k", i), bytes)))
 	}
@@ -48,7 +48,7 @@ func TestNoLoadIsOverItsLimits(t *testing.T) {
 	for seed := range uint64(200) {
 		rng := rand.New(rand.NewPCG(seed, 0))
 		opts := &Options{Lanes: 1 + rng.IntN(3), BatchSize: 1 + rng.IntN(8), BatchBytes: 100 + rng.IntN(1000)}
-		b := newBoard(opts, 1)
+		b := newBoard(opts, 1, &outageWatch{})
 		step, last, left := &stepLoad{}, map[string]int{}, cap(b.room)
 		for i := range left {
 			msg := sized(fmt.Sprint("k", rng.IntN(5)), 50+rng.IntN(1000))

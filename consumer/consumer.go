@@ -42,6 +42,7 @@ type Consumer struct {
 	executor *executor
 	settler  *settler
 	retrier  *retrier
+	outage   *outageWatch
 }
 
 // signals tell tests about events.
@@ -100,7 +101,8 @@ func (c *Consumer) connectStages(db *pgxpool.Pool, writer *outbox.Writer, routes
 	o := &c.opts
 	sql, retention := newQueries(o.Schema, o.ConnectionCheck), newRetentionQueries(o.Schema)
 	reporter := &reporter{observer: o.Observer, log: o.Logger, counters: c.counters}
-	database := &database{db: pg.NewOwn(db), sql: sql}
+	c.outage = newOutageWatch(c.sub, c.topics, db, o.Logger)
+	database := &database{db: pg.NewOwn(db), sql: sql, outage: c.outage}
 	retries := make(chan struct{}, 1)
 	c.settler = &settler{
 		sql: sql, retention: retention, outbox: writer, wake: o.Wake, retries: retries, signals: c.signals,
@@ -114,12 +116,12 @@ func (c *Consumer) connectStages(db *pgxpool.Pool, writer *outbox.Writer, routes
 			sql: sql, effectSQL: newEffectQueries(o.Schema), effectMargin: effectMargin,
 			handlers: handlers, settler: c.settler, database: database, reporter: reporter,
 		},
-		database: database, reporter: reporter,
+		database: database, outage: c.outage, reporter: reporter,
 	}
 	c.receiver = &receiver{routes: routes, formats: knownFormats, open: o.Open, verifier: o.Verify, identity: o.Identity, maxPayload: o.MaxPayload}
 	c.router = &router{
 		routes: routes, batchSize: o.BatchSize, batchTime: o.BatchTime,
-		receiver: c.receiver, executor: c.executor, settler: c.settler, reporter: reporter,
+		receiver: c.receiver, executor: c.executor, settler: c.settler, outage: c.outage, reporter: reporter,
 	}
 	names := slices.Sorted(maps.Keys(c.steps))
 	c.retrier = &retrier{
@@ -172,11 +174,12 @@ func (c *Consumer) Run(caller context.Context) error {
 	defer cancel()
 
 	var lanes, intake sync.WaitGroup
-	board := newBoard(&c.opts, len(c.steps))
+	board := newBoard(&c.opts, len(c.steps), c.outage)
 	for range c.opts.Lanes {
 		c.router.startLane(&lanes, ctx, work, board)
 	}
 	intake.Go(func() { c.retrier.runLoop(ctx, work) }) // parked messages need no broker
+	intake.Go(func() { c.outage.runLoop(ctx, board) })
 	for _, topic := range c.subscribedTopics() {
 		var deliveries <-chan *message.Message
 		err := guard.Call(func() (err error) {
@@ -233,9 +236,10 @@ func (c *Consumer) awaitEnd(ended <-chan struct{}) error {
 	}
 }
 
-// Ready reports whether Run has made all its subscriptions and still holds them. It does not notice a broker that is
-// gone since: the subscriber knows that.
-func (c *Consumer) Ready() bool { return c.ready.Load() }
+// Ready reports whether Run has made all its subscriptions and still holds them. It is false while the queues are handed
+// over because the database is lost: see [Pauser]. It does not notice a broker that is gone since: the subscriber knows
+// that.
+func (c *Consumer) Ready() bool { return c.ready.Load() && !c.outage.isPaused() }
 
 // Handle runs the step to which msg belongs. With it a Consumer fits a watermill Router, its middleware, or a loop
 // of the caller. After nil, msg may be acked: its effect, its parked copy or its dead letter has committed. After an

@@ -76,7 +76,7 @@ func consumeOnce(schema string) {
 	if os.Getenv("SAGAMILL_TEST_REDELIVERED") != "" {
 		msg.Metadata.Set(outbox.PropertyRedelivered, "true")
 	}
-	b := newBoard(&Options{Lanes: 1, BatchSize: 1}, 1)
+	b := newBoard(&Options{Lanes: 1, BatchSize: 1}, 1, &outageWatch{})
 	b.putEntry(context.Background(), c.router.newBoardEntry(msg.Metadata.Get(outbox.PropertyType), msg))
 	c.router.runLane(context.Background(), context.Background(), b)
 	select {

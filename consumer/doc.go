@@ -36,6 +36,9 @@
 //
 // Retention (retention.go): the [Sweeper] removes the rows of steps that ended long ago.
 //
+// Outage (outage.go): the watch notices that the database is lost, and hands the queues over to other processes if the
+// subscriber is a [Pauser]. Deliveries that have not begun are dropped. Those that have begun are old copies.
+//
 // Observe (observe*.go): the reporter tells the Observer, the counters and the log. sql.go has the statements.
 //
 // # The inbox

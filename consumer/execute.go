@@ -104,15 +104,16 @@ type executor struct {
 	effects  *effects
 	settler  *settler
 	database *database
+	outage   *outageWatch
 	reporter *reporter
 }
 
 // executeLoad executes attempts from the first on, one alone or several in one transaction, and acks or nacks them.
-// It returns the others.
+// It returns the others, which are all if their queue was handed over since they arrived.
 func (x *executor) executeLoad(ctx, work context.Context, attempts []*attempt) (left []*attempt) {
 	n := x.countTogether(attempts)
 	for i, part := range sortByKey(attempts[:n]) {
-		if i > 0 && ctx.Err() != nil {
+		if i > 0 && ctx.Err() != nil || len(part) > 0 && x.outage.hasHandedOver(part[0].origin) {
 			left = append(left, part...)
 			continue
 		}
@@ -200,8 +201,11 @@ const (
 // maxTriesFor returns how often e is tried before it is nacked. The first nack comes early, since another process
 // may reach a database that this one cannot. A redelivered message is tried for half a minute while the database is
 // away. Otherwise an outage would use up the broker's delivery limit.
-func (e boardEntry) maxTriesFor(err error) int {
-	if e.msg.Metadata.Get(outbox.PropertyRedelivered) == "true" && (isUnavailable(err) || isNoLogin(err) || errors.Is(err, pg.ErrHidden) || errors.Is(err, ErrVerifyLater)) {
+//
+// Where the queues are handed over, no nack has to do that. Long before the last try the watch has decided.
+func (x *executor) maxTriesFor(e boardEntry, err error) int {
+	again := x.outage.canPause() || e.msg.Metadata.Get(outbox.PropertyRedelivered) == "true"
+	if again && (isUnavailable(err) || isNoLogin(err) || errors.Is(err, pg.ErrHidden) || errors.Is(err, ErrVerifyLater)) {
 		return redeliveredTries
 	}
 	return maxTries
@@ -209,19 +213,21 @@ func (e boardEntry) maxTriesFor(err error) int {
 
 // retryUntilDone reports whether do, which settles e, has succeeded. While the database is away it waits here and
 // tries again, which costs the broker no delivery. In the end it gives up, so that one message does not occupy its
-// lane for ever.
+// lane for ever. It gives up at once if the queue is handed over.
 func (x *executor) retryUntilDone(ctx context.Context, e boardEntry, do func() error) bool {
-	for try := 1; ; try++ {
+	for try := 1; !x.outage.hasHandedOver(e); try++ {
 		err := guard.Call(do) // the pool's hooks may panic; the step's functions are guarded separately
 		if err == nil {
 			return true
 		}
 		x.reporter.log.ErrorContext(ctx, "consumer: the outcome of a delivery could not be recorded, trying again", "topic", e.topic, "message_id", e.msg.UUID, "try", try, "error", sqlschema.Explain(err))
-		if try >= e.maxTriesFor(err) || ctx.Err() != nil {
+		x.outage.noteFailure(err)
+		if try >= x.maxTriesFor(e, err) || ctx.Err() != nil {
 			return false
 		}
 		_ = backoff.Sleep(ctx, failurePolicy.Wait(try)) // after ctx has ended, do is tried once more
 	}
+	return false
 }
 
 // executeAttempt executes a to its end. After nil its effect, its parked copy or its dead letter has committed, and a

@@ -37,7 +37,7 @@ func TestHowLongADeliveryIsTried(t *testing.T) {
 		{"true", locked, maxTries},
 	} {
 		synctest.Test(t, func(t *testing.T) {
-			x := &executor{reporter: &reporter{log: slog.New(slog.DiscardHandler)}}
+			x := &executor{outage: &outageWatch{}, reporter: &reporter{log: slog.New(slog.DiscardHandler)}}
 			msg := message.NewMessage("1", nil)
 			msg.Metadata.Set(outbox.PropertyRedelivered, tt.redelivered)
 			tries := 0

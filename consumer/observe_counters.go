@@ -36,6 +36,10 @@ type Counters struct {
 	Transactions, Batches Histogram
 	RolledBack            uint64
 
+	// Paused says that the queues are handed over to other processes, because the database is lost. It is false if the
+	// subscriber is no [Pauser].
+	Paused bool
+
 	// Subscriptions are sorted by topic. There are none if the subscriber is no
 	// [SubscriptionTeller].
 	Subscriptions []SubscriptionCounters
@@ -225,7 +229,7 @@ func (h *histogram) readHistogram() Histogram {
 func (c *Consumer) Counters() Counters {
 	n := c.counters
 	all := Counters{
-		InFlight: int(n.inFlight.Load()), Rejected: nonZeroCounts(n.rejected[:], reasons[:]), Unburied: n.unburied.Load(),
+		InFlight: int(n.inFlight.Load()), Paused: c.outage.isPaused(), Rejected: nonZeroCounts(n.rejected[:], reasons[:]), Unburied: n.unburied.Load(),
 		Transactions: n.transactions.readHistogram(), Batches: n.batches.readHistogram(), RolledBack: n.rolledBack.Load(),
 	}
 	for _, name := range slices.Sorted(maps.Keys(n.steps)) {

@@ -30,13 +30,14 @@ const (
 
 // A boardEntry is a delivery on its way to a lane. Nothing of the message is verified yet.
 type boardEntry struct {
-	topic string
-	msg   *message.Message
-	queue string    // its queue on the board; the headers may change in a lane
-	at    time.Time // when it was put on the board
-	load  *stepLoad // nil: the message belongs to no step, and becomes a dead letter
-	alone bool      // it may not share a transaction
-	late  bool      // the time of a batch was over before its turn
+	topic  string
+	msg    *message.Message
+	queue  string    // its queue on the board; the headers may change in a lane
+	at     time.Time // when it was put on the board
+	pauses uint64    // how often the consumer had been paused by then
+	load   *stepLoad // nil: the message belongs to no step, and becomes a dead letter
+	alone  bool      // it may not share a transaction
+	late   bool      // the time of a batch was over before its turn
 }
 
 // A stepLoad is what lanes have learned about the handlers of a step.
@@ -61,6 +62,7 @@ type router struct {
 	receiver *receiver
 	executor *executor
 	settler  *settler
+	outage   *outageWatch
 	reporter *reporter
 }
 
@@ -107,18 +109,23 @@ const foreignQueue = "\x00\x00"
 // their order. So they cannot overtake each other, and they do not wait on many connections for one row lock.
 // Deliveries of other keys do not wait for them.
 type board struct {
-	room  chan struct{} // holds one for each delivery on the board or in a lane
-	lanes int           // that take from it
-	bytes int           // of payload in a load of more than one delivery, at most
-	steps int           // whose messages come
+	room    chan struct{} // holds one for each delivery on the board or in a lane
+	lanes   int           // that take from it
+	bytes   int           // of payload in a load of more than one delivery, at most
+	steps   int           // whose messages come
+	outage  *outageWatch
+	arrived chan struct{} // holds one: a delivery has come that the outage watch does not know of
 
-	mu     sync.Mutex
-	more   sync.Cond // there may be something to take, or the board is closed
-	queues map[string]*keyQueue
-	ready  []*keyQueue // that no lane has, in the order of their first delivery
-	busy   int         // lanes that have a batch
-	timer  bool        // a timer will end a linger
-	closed bool
+	mu      sync.Mutex
+	more    sync.Cond // there may be something to take, or the board is closed
+	queues  map[string]*keyQueue
+	ready   []*keyQueue // that no lane has, in the order of their first delivery
+	busy    int         // lanes that have a batch
+	inHand  int         // deliveries on the board or in a lane
+	since   time.Time   // when the first of them was put on it
+	watched bool        // the outage watch knows of them
+	timer   bool        // a timer will end a linger
+	closed  bool
 }
 
 // A keyQueue holds the waiting deliveries of one scope and key.
@@ -134,13 +141,17 @@ type load struct {
 	bytes   int // of payload
 }
 
-func newBoard(opts *Options, steps int) *board {
-	b := &board{room: make(chan struct{}, boardSize*opts.Lanes*opts.BatchSize), lanes: opts.Lanes, bytes: opts.BatchBytes, steps: steps, queues: map[string]*keyQueue{}}
+func newBoard(opts *Options, steps int, outage *outageWatch) *board {
+	b := &board{
+		room: make(chan struct{}, boardSize*opts.Lanes*opts.BatchSize), lanes: opts.Lanes, bytes: opts.BatchBytes, steps: steps, outage: outage,
+		queues: map[string]*keyQueue{}, arrived: make(chan struct{}, 1),
+	}
 	b.more.L = &b.mu
 	return b
 }
 
-// putEntry puts e on the board. It waits while there is no room, and reports false if ctx ends first.
+// putEntry puts e on the board. It waits while there is no room, and reports false if ctx ends first, or if the queues
+// are handed over.
 func (b *board) putEntry(ctx context.Context, e boardEntry) bool {
 	select {
 	case b.room <- struct{}{}:
@@ -150,6 +161,18 @@ func (b *board) putEntry(ctx context.Context, e boardEntry) bool {
 	e.at = time.Now()
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	if b.outage.isPaused() {
+		<-b.room
+		return false
+	}
+	e.pauses = b.outage.pauses.Load()
+	if b.inHand++; b.inHand == 1 {
+		b.since = e.at
+	}
+	if !b.watched && b.outage.canPause() {
+		b.watched = true
+		b.arrived <- struct{}{}
+	}
 	q := b.queues[e.queue]
 	if q == nil {
 		q = &keyQueue{key: e.queue}
@@ -288,13 +311,17 @@ func (b *board) releaseLoad(l load, left []boardEntry) {
 	case first.load != nil:
 		first.load.alone--
 	}
+	if len(left) > 0 && b.outage.hasHandedOver(left[0]) { // with the others of the load
+		for _, e := range left {
+			e.msg.Nack()
+		}
+		left = nil
+	}
 	for _, e := range slices.Backward(left) {
 		q := b.queues[e.queue]
 		q.waiting = slices.Insert(q.waiting, 0, e)
 	}
-	for range len(l.entries) - len(left) {
-		<-b.room
-	}
+	b.freeRoom(len(l.entries) - len(left))
 	for _, q := range l.queues {
 		if len(q.waiting) == 0 {
 			delete(b.queues, q.key)
@@ -303,6 +330,40 @@ func (b *board) releaseLoad(l load, left []boardEntry) {
 		b.ready = append(b.ready, q)
 	}
 	b.more.Signal()
+}
+
+// freeRoom takes n deliveries out of the count. The caller holds mu.
+func (b *board) freeRoom(n int) {
+	b.inHand -= n
+	for range n {
+		<-b.room
+	}
+}
+
+// busySince reports whether deliveries are on the board or in a lane, and since when without a break. After false the
+// next one signals arrived.
+func (b *board) busySince() (since time.Time, busy bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.watched = b.inHand > 0
+	return b.since, b.watched
+}
+
+// dropWaiting removes and returns the deliveries that no lane has.
+func (b *board) dropWaiting() (dropped []boardEntry) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, q := range b.queues {
+		dropped = append(dropped, q.waiting...)
+		q.waiting = nil
+	}
+	for _, q := range b.ready {
+		delete(b.queues, q.key)
+	}
+	clear(b.ready)
+	b.ready = b.ready[:0]
+	b.freeRoom(len(dropped))
+	return dropped
 }
 
 // closeBoard lets lanes take what is left, and then end.
@@ -344,7 +405,9 @@ func (r *router) runLane(ctx, work context.Context, b *board) bool {
 		for _, a := range r.executor.executeLoad(ctx, work, attempts) {
 			left = append(left, a.origin)
 		}
-		unsure = slices.DeleteFunc(unsure, func(e boardEntry) bool { return try >= e.maxTriesFor(ErrVerifyLater) })
+		unsure = slices.DeleteFunc(unsure, func(e boardEntry) bool {
+			return try >= r.executor.maxTriesFor(e, ErrVerifyLater) || r.outage.hasHandedOver(e)
+		})
 		if len(left) > 0 {
 			left = append(left, unsure...) // they stand behind the others of their keys
 			return true

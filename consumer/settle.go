@@ -183,10 +183,11 @@ func (s *settler) deleteParked(ctx context.Context, tx pgx.Tx, a *attempt) error
 	return nil
 }
 
-// A database lends connections and ends their transactions.
+// A database lends connections and ends their transactions. It tells the outage watch of each success.
 type database struct {
 	db        pg.Own
 	sql       queries
+	outage    *outageWatch
 	suspected atomic.Int64
 }
 
@@ -217,7 +218,9 @@ func (d *database) withConnection(ctx context.Context, do func(conn *pgx.Conn) e
 		disconnectLater(conn.Conn())
 		conn.Release()
 	}()
-	err = do(conn.Conn())
+	if err = do(conn.Conn()); err == nil {
+		d.outage.noteAnswer()
+	}
 	inUse = errors.Is(err, errTxInUse)
 	return err
 }

@@ -79,7 +79,6 @@
 // TopologyInterval longer. The Subscriber logs an error as long as there is something in that queue.
 // Other topics do not notice, and nothing is dropped.
 //
-// Each delivery counts for the limit, also a delivery that cannot be decided while the database
-// is away. Package consumer pauses between two such deliveries, so that hours of an outage do
-// not reach the limit.
+// Each delivery counts for the limit. A process that loses its database pauses its topics
+// ([Subscriber.Pause]), so an outage costs one delivery for each hand-over.
 package rabbitmq

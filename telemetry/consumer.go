@@ -28,13 +28,14 @@ func RegisterConsumer(c *consumer.Consumer, opts *Options) (metric.Registration,
 type consumerSource struct {
 	consumer *consumer.Consumer
 
-	inflight, subscribed, messages metric.Int64ObservableGauge
-	cancelled                      metric.Int64ObservableCounter
-	oldest, overdue                metric.Float64ObservableGauge
+	inflight, paused, subscribed, messages metric.Int64ObservableGauge
+	cancelled                              metric.Int64ObservableCounter
+	oldest, overdue                        metric.Float64ObservableGauge
 }
 
 func (s *consumerSource) makeInstruments(i *instruments) {
 	i.observeGauge(&s.inflight, "sagamill.consumer.inflight", "{attempt}", "Handlers that run.")
+	i.observeGauge(&s.paused, "sagamill.consumer.paused", "{consumer}", "Whether the queues are handed over because the database is lost: 1 or 0.")
 	i.observeGauge(&s.messages, "sagamill.parked.messages", "{message}", "Messages that are parked, by state, step and reason.")
 	i.observeSecondsGauge(&s.oldest, "sagamill.parked.oldest_seconds", "Time since the first of them was parked.")
 	i.observeSecondsGauge(&s.overdue, "sagamill.parked.overdue_seconds", "How long a parked message has been due that nobody has run.")
@@ -45,6 +46,7 @@ func (s *consumerSource) makeInstruments(i *instruments) {
 func (s *consumerSource) reportProcess(r *report) {
 	c := s.consumer.Counters()
 	r.setCount(s.inflight, int64(c.InFlight))
+	r.setFlag(s.paused, c.Paused)
 	for _, subscription := range c.Subscriptions {
 		r.setFlag(s.subscribed, subscription.Served, labelTopic.String(subscription.Topic))
 		r.setCount(s.cancelled, int64(subscription.Cancelled), labelTopic.String(subscription.Topic))

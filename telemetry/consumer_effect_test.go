@@ -148,6 +148,7 @@ func TestAnEffectIsTraced(t *testing.T) {
 		"consumer.inflight[{attempt}]{} 0",
 		"consumer.messages[{message}]{kind=action,outcome=done,step=charge} 1",
 		"consumer.messages[{message}]{kind=action,outcome=retry,reason=failed,step=charge} 2",
+		"consumer.paused[{consumer}]{} 0",
 		"consumer.transaction_seconds[s]{} 6",
 		"parked.overdue_seconds[s]{} 0",
 	}

@@ -94,6 +94,7 @@ func (s *shop) checkMetrics(t *testing.T) {
 		"consumer.messages[{message}]{kind=action,outcome=duplicate,step=process-payment} 1",
 		"consumer.messages[{message}]{kind=action,outcome=retry,reason=failed,step=process-payment} 2",
 		"consumer.messages[{message}]{kind=compensation,outcome=done,step=process-payment} 1",
+		"consumer.paused[{consumer}]{} 0",
 		"consumer.transaction_seconds[s]{} 9",
 		"parked.overdue_seconds[s]{} 0",
 	}

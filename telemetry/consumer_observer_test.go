@@ -235,6 +235,7 @@ func TestConsumerMetrics(t *testing.T) {
 	want := []string{
 		"consumer.cancelled[{subscription}]{service=s,topic=pay} 3",
 		"consumer.inflight[{attempt}]{service=s} 0",
+		"consumer.paused[{consumer}]{service=s} 0",
 		"consumer.subscribed[{subscription}]{service=s,topic=pay} 1",
 		"parked.messages[{message}]{" + dead + "} 1",
 		"parked.messages[{message}]{reason=key-missing,service=s,state=dead} 1",
@@ -246,7 +247,7 @@ func TestConsumerMetrics(t *testing.T) {
 		t.Errorf("metrics (-want +got):\n%s", diff)
 	}
 	pool.Close()
-	if diff := godiff.Diff(want[:3], readSteps(t, reader)); diff != "" {
+	if diff := godiff.Diff(want[:4], readSteps(t, reader)); diff != "" {
 		t.Errorf("metrics without a database (-want +got):\n%s", diff)
 	}
 	must(t, registration.Unregister())

@@ -78,10 +78,11 @@
 //	sagamill.consumer.batch                {message}  messages in a transaction; an Effect has two transactions for each attempt
 //	sagamill.consumer.rollbacks            {transaction}  rolled back, or ended with an unknown result
 //
-// [RegisterConsumer] reads these from memory. The last two need a subscriber that is a
+// [RegisterConsumer] reads these from memory. Paused stays 0 with a subscriber that is no [consumer.Pauser]. The last two need a subscriber that is a
 // [consumer.SubscriptionTeller], such as that of package rabbitmq:
 //
 //	sagamill.consumer.inflight             {attempt}  handlers that run, and verify, call and record of Effects
+//	sagamill.consumer.paused               {consumer}  1 while the queues are handed over, because this process has lost its database, else 0
 //	sagamill.consumer.subscribed           {subscription}  topic  1 while the broker delivers messages of the topic, else 0
 //	sagamill.consumer.cancelled            {subscription}  topic  ended by the broker, for example because a queue was deleted
 //

@@ -45,6 +45,12 @@ var consumerMetrics = []demo.Metric{
 	{Name: "sagamill_consumer_inflight", Kind: "gauge", Help: "Handlers that run.", Samples: func(m *demo.Measurements) []demo.Sample {
 		return demo.SampleValue(float64(m.Steps.InFlight))
 	}},
+	{Name: "sagamill_consumer_paused", Kind: "gauge", Help: "Whether the queues are handed over because the database is lost: 1 or 0.", Samples: func(m *demo.Measurements) []demo.Sample {
+		if m.Steps.Paused {
+			return demo.SampleValue(1)
+		}
+		return demo.SampleValue(0)
+	}},
 	{Name: "sagamill_consumer_subscribed", Kind: "gauge", Help: "Whether the broker delivers what comes to the topic: 1 or 0.", Samples: func(m *demo.Measurements) []demo.Sample {
 		served := make(map[string]float64)
 		for _, s := range m.Steps.Subscriptions {

@@ -199,7 +199,7 @@ func TestMetricsTellOfTheSteps(t *testing.T) {
 		`sagamill_consumer_handler_seconds_count{service="shipping",step="arrange-shipping",kind="action"} 1`,
 		`sagamill_consumer_lag_seconds_count{service="shipping",step="arrange-shipping",kind="action"} 1`,
 		`sagamill_consumer_transaction_seconds_count{service="shipping"} 1`, `sagamill_consumer_batch_bucket{service="shipping",le="1"} 1`,
-		`sagamill_consumer_rollbacks_total{service="shipping"} 0`, `sagamill_consumer_inflight{service="shipping"} 0`,
+		`sagamill_consumer_rollbacks_total{service="shipping"} 0`, `sagamill_consumer_inflight{service="shipping"} 0`, `sagamill_consumer_paused{service="shipping"} 0`,
 		`sagamill_consumer_subscribed{service="shipping",topic="payment.processed"} 1`, `sagamill_consumer_cancelled_total{service="shipping",topic="payment.processed"} 1`,
 		`sagamill_parked_messages{service="shipping",state="retrying"} 1`, `sagamill_parked_messages{service="shipping",state="dead"} 1`,
 		`sagamill_parked_oldest_seconds{service="shipping",state="dead"} `, `sagamill_parked_overdue_seconds{service="shipping"} `,

@@ -1,0 +1,274 @@
+package consumer
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/sagamill/sagamill/internal/backoff"
+	"github.com/sagamill/sagamill/internal/guard"
+	"github.com/sagamill/sagamill/internal/lazytx"
+	"github.com/sagamill/sagamill/internal/pg"
+	"github.com/sagamill/sagamill/internal/sqlschema"
+	"github.com/sagamill/sagamill/internal/testsignal"
+)
+
+// A Pauser is a subscriber that can hand its queues over to other consumers and take them again later, as that of
+// package rabbitmq. With it a [Consumer] that loses its database pauses its topics. With any other subscriber it nacks
+// what it cannot decide.
+type Pauser interface {
+	// Pause gives all unsettled messages of topic back to the broker, in one step and in their order, and consumes
+	// nothing of topic until Resume. When it returns, no message is handed over any more, and acks and nacks of messages
+	// that were handed over before have no effect.
+	Pause(topic string)
+	// Resume ends the effect of Pause.
+	Resume(topic string)
+}
+
+const (
+	// answerLimit is how long the database may be silent, while deliveries are in hand, before it is asked.
+	answerLimit = time.Second
+
+	// askLimit is how long the answer to that may take, with the time to connect.
+	askLimit = 1500 * time.Millisecond
+
+	// askPause is the time between two questions while the database is lost.
+	askPause = time.Second
+
+	// minPause is how long a pause lasts at least; up to pauseJitter is added. So a path that comes and goes hands the
+	// queues over six times a minute at most, and processes do not all come back at once.
+	minPause    = 10 * time.Second
+	pauseJitter = 5 * time.Second
+)
+
+// errReadOnly reports a server that answers and cannot store anything, such as a standby.
+var errReadOnly = errors.New("consumer: the database is read-only")
+
+// An outageWatch hands the queues of a consumer over while the database is lost. It looks only at what other stages
+// note, and asks the database itself only if they have noted no answer for answerLimit while deliveries were in hand.
+type outageWatch struct {
+	pauser Pauser // nil: the subscriber cannot pause, and nothing is watched
+	topics []string
+	ask    func(ctx context.Context, fresh bool) error // fresh: on a new connection
+	forget func()                                      // closes the connection of ask
+	log    *slog.Logger
+
+	base     time.Time
+	answered atomic.Int64  // when the database answered last, since base
+	failed   atomic.Bool   // since then a delivery has failed as it does in an outage
+	pauses   atomic.Uint64 // how often the consumer was paused
+	paused   atomic.Bool
+
+	signals struct {
+		asked  testsignal.Signal[error] // result of a question
+		paused testsignal.Signal[bool]
+	}
+}
+
+func newOutageWatch(sub any, topics []string, db *pgxpool.Pool, log *slog.Logger) *outageWatch {
+	a := &asker{db: db}
+	w := &outageWatch{topics: topics, ask: a.askDatabase, forget: a.closeConnection, log: log, base: time.Now()}
+	w.pauser, _ = sub.(Pauser)
+	return w
+}
+
+// noteAnswer says that the database has done its work.
+func (w *outageWatch) noteAnswer() {
+	w.answered.Store(int64(time.Since(w.base)))
+	if w.failed.Load() {
+		w.failed.Store(false)
+	}
+}
+
+// noteFailure says that a delivery has failed by err.
+func (w *outageWatch) noteFailure(err error) {
+	if isUnavailable(err) || isNoLogin(err) {
+		w.failed.Store(true)
+	}
+}
+
+// canPause reports whether the queues are handed over while the database is lost.
+func (w *outageWatch) canPause() bool { return w.pauser != nil }
+
+// isPaused reports whether they are now.
+func (w *outageWatch) isPaused() bool { return w.paused.Load() }
+
+// hasHandedOver reports whether e was given back to the broker since it arrived. What was not begun of it must not begin:
+// another process may be at later messages of its key.
+func (w *outageWatch) hasHandedOver(e boardEntry) bool {
+	return e.msg != nil && e.pauses != w.pauses.Load()
+}
+
+// runLoop watches until ctx ends.
+func (w *outageWatch) runLoop(ctx context.Context, b *board) {
+	defer w.resumeTopics() // a later Run may use the subscriber
+	for {
+		select {
+		case <-b.arrived:
+			w.watchDeliveries(ctx, b)
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// watchDeliveries watches until nothing is in hand, or ctx ends.
+func (w *outageWatch) watchDeliveries(ctx context.Context, b *board) {
+	defer w.forget()
+	for ctx.Err() == nil {
+		since, busy := b.busySince()
+		if !busy {
+			return
+		}
+		if answered := w.base.Add(time.Duration(w.answered.Load())); answered.After(since) {
+			since = answered
+		}
+		if wait := time.Until(since.Add(answerLimit)); wait > 0 {
+			_ = backoff.Sleep(ctx, wait)
+			continue
+		}
+		err := w.askOnce(ctx, w.failed.Load())
+		switch {
+		case ctx.Err() != nil:
+			return
+		case w.isLost(err):
+			w.handOver(ctx, b, err)
+		default:
+			w.answered.Store(int64(time.Since(w.base)))
+		}
+	}
+}
+
+// askOnce asks the database whether it is there and can be written to. It returns an error at the latest after askLimit.
+func (w *outageWatch) askOnce(ctx context.Context, fresh bool) error {
+	limited, cancel := context.WithTimeout(ctx, askLimit)
+	defer cancel()
+	err := guard.Call(func() error { return w.ask(limited, fresh) }) // of the pool's hooks
+	w.signals.asked.Send(err)
+	return err
+}
+
+// isLost reports whether err, the answer to a question, means that the database is lost. A server that refuses another
+// connection, as over a limit or a password, may serve those of the pool: it is lost if a delivery has failed as well.
+func (w *outageWatch) isLost(err error) bool {
+	code := sqlState(err)
+	switch {
+	case err == nil:
+		return false
+	case code == "", pg.IsAway(err) && !strings.HasPrefix(code, "53"):
+		return true
+	}
+	return w.failed.Load()
+}
+
+// handOver pauses the topics until the database answers again. Deliveries that have not begun are dropped. Those that
+// have begun are old copies from now on, as after any lost channel: their transactions end as they can.
+func (w *outageWatch) handOver(ctx context.Context, b *board, cause error) {
+	began, hold := time.Now(), minPause+rand.N(pauseJitter)
+	w.pauses.Add(1)
+	w.paused.Store(true)
+	w.log.ErrorContext(ctx, "consumer: the database is lost, so the queues are handed over to other processes", "topics", w.topics, "cause", sqlschema.Explain(cause))
+	dropped := b.dropWaiting()
+	w.eachTopic(ctx, "Pause", w.pauser.Pause)
+	for _, e := range dropped {
+		e.msg.Nack() // without an effect at the broker
+	}
+	w.signals.paused.Send(true)
+	for backoff.Sleep(ctx, askPause) == nil {
+		err := w.askOnce(ctx, true)
+		if err == nil && time.Since(began) >= hold {
+			w.noteAnswer()
+			w.resumeTopics()
+			w.log.InfoContext(ctx, "consumer: the database answers, and the queues are consumed again", "topics", w.topics, "paused", time.Since(began).Round(time.Millisecond))
+			return
+		}
+	}
+}
+
+// resumeTopics ends a pause, if there is one.
+func (w *outageWatch) resumeTopics() {
+	if !w.paused.Swap(false) {
+		return
+	}
+	w.eachTopic(context.Background(), "Resume", w.pauser.Resume)
+	w.signals.paused.Send(false)
+}
+
+// eachTopic calls do for all topics at the same time: a broker that does not answer delays each call.
+func (w *outageWatch) eachTopic(ctx context.Context, name string, do func(topic string)) {
+	var calls sync.WaitGroup
+	for _, topic := range w.topics {
+		calls.Go(func() { guard.Hook(ctx, w.log, "consumer: Pauser: "+name, func() { do(topic) }) })
+	}
+	calls.Wait()
+}
+
+// sqlReadAccess tells whether this session can write. In recovery the answer is on as well.
+const sqlReadAccess = `SHOW transaction_read_only`
+
+// An asker asks the database on a connection of its own: a pool whose connections all have slow handlers looks like an
+// outage. It keeps the connection for further questions. One goroutine uses it.
+type asker struct {
+	db   *pgxpool.Pool
+	conn *pgx.Conn
+}
+
+// askDatabase returns nil if the server answers and can be written to. A kept connection may have been closed by
+// something in between, so only a new one says that the server is away.
+func (a *asker) askDatabase(ctx context.Context, fresh bool) error {
+	if fresh {
+		a.closeConnection()
+	}
+	kept := a.conn != nil
+	err := a.readAccess(ctx)
+	if err != nil && kept && ctx.Err() == nil {
+		err = a.readAccess(ctx)
+	}
+	return err
+}
+
+func (a *asker) readAccess(ctx context.Context) (err error) {
+	defer func() {
+		if err != nil {
+			a.closeConnection()
+		}
+	}()
+	if a.conn == nil {
+		if a.conn, err = a.connect(ctx); err != nil {
+			return err
+		}
+	}
+	var readOnly string
+	err = a.conn.QueryRow(ctx, sqlReadAccess, pgx.QueryExecModeSimpleProtocol).Scan(&readOnly)
+	if err == nil && readOnly != "off" {
+		err = errReadOnly
+	}
+	return err
+}
+
+// connect connects as the pool does.
+func (a *asker) connect(ctx context.Context) (*pgx.Conn, error) {
+	config := a.db.Config()
+	if config.BeforeConnect != nil {
+		if err := config.BeforeConnect(ctx, config.ConnConfig); err != nil {
+			return nil, err
+		}
+	}
+	return pgx.ConnectConfig(ctx, config.ConnConfig)
+}
+
+// closeConnection closes the connection without a goodbye, for which a server that is cut off would be waited for.
+func (a *asker) closeConnection() {
+	if a.conn != nil {
+		lazytx.Cut(a.conn)
+		a.conn = nil
+	}
+}
