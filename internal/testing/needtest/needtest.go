@@ -22,7 +22,7 @@ const (
 )
 
 // names are the names that SAGAMILL_REQUIRE may hold.
-var names = []string{"postgres", "postgres-client", "rabbitmq", "redis", "nats", "pgbouncer", "node", "chromium"}
+var names = []string{"postgres", "postgres-client", "rabbitmq", "rabbitmq-4.3", "redis", "nats", "pgbouncer", "node", "chromium"}
 
 // Missing ends t, because the machine lacks the thing called name; format and args give the details. The test
 // fails if SAGAMILL_REQUIRE names it, and is skipped otherwise.
