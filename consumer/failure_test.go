@@ -373,7 +373,7 @@ func TestTransactionsOfStepsAreLimited(t *testing.T) {
 		check time.Duration
 		want  string
 	}{
-		{0, "40s 1s"}, {250 * time.Millisecond, "40s 250ms"}, {-1, "40s 0"},
+		{0, "40s 1s 2"}, {250 * time.Millisecond, "40s 250ms 2"}, {-1, "40s 0 2"},
 	} {
 		t.Run(tt.want, func(t *testing.T) {
 			t.Parallel()
@@ -382,7 +382,7 @@ func TestTransactionsOfStepsAreLimited(t *testing.T) {
 			var limits []string
 			c := f.consumer(t, Options{ConnectionCheck: tt.check}, f.step(func(ctx context.Context, tx pgx.Tx, in Message[payment], _ Emit) error {
 				var limit string
-				err := tx.QueryRow(ctx, "SELECT current_setting('idle_in_transaction_session_timeout') || ' ' || current_setting('client_connection_check_interval')").Scan(&limit)
+				err := tx.QueryRow(ctx, "SELECT current_setting('idle_in_transaction_session_timeout') || ' ' || current_setting('client_connection_check_interval') || ' ' || current_setting('tcp_keepalives_idle')").Scan(&limit)
 				mu.Lock()
 				defer mu.Unlock()
 				limits = append(limits, limit)
@@ -401,7 +401,7 @@ func TestTransactionsOfStepsAreLimited(t *testing.T) {
 			}
 			got := ""
 			err := c.executor.database.inTransaction(t.Context(), func(tx pgx.Tx, _ *pgx.Batch) error {
-				return tx.QueryRow(t.Context(), "SELECT current_setting('idle_in_transaction_session_timeout') || ' ' || current_setting('client_connection_check_interval')").Scan(&got)
+				return tx.QueryRow(t.Context(), "SELECT current_setting('idle_in_transaction_session_timeout') || ' ' || current_setting('client_connection_check_interval') || ' ' || current_setting('tcp_keepalives_idle')").Scan(&got)
 			})
 			if want := strings.Replace(tt.want, "40s", "10s", 1); err != nil || got != want {
 				t.Errorf("in a transaction without a handler: %q, %v; want %q", got, err, want)

@@ -14,7 +14,17 @@ const DefaultConnectionCheck = time.Second
 // SetConnectionCheck is an expression after which PostgreSQL checks the connection while it executes a statement. If the
 // client is gone, PostgreSQL ends the statement; otherwise it would execute the statement to its end, with all locks. The
 // setting ends with the transaction.
-const SetConnectionCheck = `set_config('client_connection_check_interval', '{connection_check}', true)`
+const SetConnectionCheck = `set_config('client_connection_check_interval', '{connection_check}', true) || ` + SetKeepalives
+
+// SetKeepalives is an expression after which the server's kernel asks a client that says nothing for 2 s whether it is still
+// there, and without an answer closes the connection 2 s later. Otherwise a transaction whose client is behind a broken
+// path keeps its locks for as long as it may be idle, and the process that takes its work over waits for them. The setting
+// is the session's, so that later transactions only look at it. It stays as it is if it is as short already, or if there is
+// no TCP connection. A pooler answers for its clients.
+const SetKeepalives = `CASE WHEN current_setting('tcp_keepalives_idle')::int > 4
+	THEN set_config('tcp_keepalives_idle', '2', false) || set_config('tcp_keepalives_interval', '1', false)
+		|| set_config('tcp_keepalives_count', '2', false) || set_config('tcp_user_timeout', '4000', false)
+	ELSE '' END`
 
 // LimitTransaction is a statement that limits its transaction. PostgreSQL frees the locks if this process does nothing in
 // the transaction for $1 milliseconds, or if [SetConnectionCheck] finds that the process is gone. It also reads the [Role].
