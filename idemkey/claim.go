@@ -154,17 +154,14 @@ func (c *claimer) awaitOutcome(claim Claim, d Decision) (Decision, error) {
 // errRecoverLate reports that Options.Recover exceeded its time.
 var errRecoverLate = errors.New("idemkey: Recover took longer than half of the lease")
 
-// recoverOutcome asks Options.Recover what became of a run whose owner has vanished, and takes the run over
+// recoverOutcome asks Options.Recover what became of a run whose outcome is unknown, and takes the run over
 // if that is known. The answer is about the attempt that was found: no other attempt is taken over by it.
 func (c *claimer) recoverOutcome(claim Claim, unknown Decision) (ruling, error) {
 	ctx, cancel := context.WithTimeout(c.detachedContext(), c.m.opts.Limits.Lease/2)
 	defer cancel()
-	resp, err := c.m.opts.Recover(c.withBody(ctx), claim.ID)
-	switch {
-	case err == nil && ctx.Err() != nil:
-		err = errRecoverLate
-	case err == nil && resp != nil && (resp.Status < 200 || resp.Status > 999):
-		err = fmt.Errorf("idemkey: Recover returned a response of status %d", resp.Status)
+	resp, err := c.m.opts.Recover(ctx, claim.ID)
+	if err == nil {
+		err = checkRecovered(ctx, resp)
 	}
 	if err != nil {
 		c.noteError(err)
@@ -176,6 +173,17 @@ func (c *claimer) recoverOutcome(claim Claim, unknown Decision) (ruling, error) 
 		resp = nil
 	}
 	return ruling{Decision: d, recovered: resp}, err
+}
+
+// checkRecovered returns why an answer of Options.Recover, which was asked under ctx, does not count.
+func checkRecovered(ctx context.Context, resp *Response) error {
+	switch {
+	case ctx.Err() != nil:
+		return errRecoverLate
+	case resp != nil && (resp.Status < 200 || resp.Status > 999):
+		return fmt.Errorf("idemkey: Recover returned a response of status %d", resp.Status)
+	}
+	return nil
 }
 
 // digestOtherSettings returns the request's fingerprints by the settings, other than the claim's, that can have

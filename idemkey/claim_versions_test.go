@@ -250,7 +250,7 @@ func TestOlderSettingsAreFoundOnce(t *testing.T) {
 	id := idemkey.Identity{Namespace: "http", Scope: "default", Key: "k"}
 	m := newMiddleware(t, store, idemkey.Options{
 		Fingerprint: idemkey.FingerprintOptions{Secret: []byte("now"), Versions: []idemkey.FingerprintOptions{{}}},
-		Recover: func(*http.Request, idemkey.Identity) (*idemkey.Response, error) {
+		Recover: func(context.Context, idemkey.Identity) (*idemkey.Response, error) {
 			return &idemkey.Response{Status: 202}, nil
 		},
 	})

@@ -83,16 +83,16 @@ func TestRecover(t *testing.T) {
 	for _, tt := range []struct {
 		name    string
 		effects bool
-		recover func(*http.Request, idemkey.Identity) (*idemkey.Response, error)
+		recover func(context.Context, idemkey.Identity) (*idemkey.Response, error)
 		status  int
 		code    string
 		result  idemkey.Result
 	}{
 		{"taken over", false, nil, 201, "", idemkey.ResultAgain},
 		{"held", true, nil, 409, "outcome-unknown", idemkey.ResultUnknown},
-		{"no effect", true, func(*http.Request, idemkey.Identity) (*idemkey.Response, error) { return nil, nil }, 201, "", idemkey.ResultAgain},
-		{"done", false, func(*http.Request, idemkey.Identity) (*idemkey.Response, error) { return found, nil }, 202, "", idemkey.ResultRecovered},
-		{"unknown", false, func(*http.Request, idemkey.Identity) (*idemkey.Response, error) { return nil, errRecover }, 409, "outcome-unknown", idemkey.ResultUnknown},
+		{"no effect", true, func(context.Context, idemkey.Identity) (*idemkey.Response, error) { return nil, nil }, 201, "", idemkey.ResultAgain},
+		{"done", false, func(context.Context, idemkey.Identity) (*idemkey.Response, error) { return found, nil }, 202, "", idemkey.ResultRecovered},
+		{"unknown", false, func(context.Context, idemkey.Identity) (*idemkey.Response, error) { return nil, errRecover }, 409, "outcome-unknown", idemkey.ResultUnknown},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
@@ -148,7 +148,7 @@ func TestRecoverLost(t *testing.T) {
 			t.Parallel()
 			seen := &observer{}
 			sealer := idemkey.ResponseOptions{Sealer: lockedSealer{}} // keeps a tombstone
-			m := newMiddleware(t, &vanished{stub{end: tt.end}}, idemkey.Options{Observer: seen, Response: sealer, Recover: func(*http.Request, idemkey.Identity) (*idemkey.Response, error) {
+			m := newMiddleware(t, &vanished{stub{end: tt.end}}, idemkey.Options{Observer: seen, Response: sealer, Recover: func(context.Context, idemkey.Identity) (*idemkey.Response, error) {
 				return &idemkey.Response{Status: 202}, nil
 			}})
 			got := send(t, m, created, "k", "x")
@@ -177,7 +177,7 @@ func (lockedSealer) Open(_, _ []byte, _ string) (plain []byte, err error) { retu
 type vanished struct{ stub }
 
 func (v *vanished) Begin(ctx context.Context, c idemkey.Claim) (idemkey.Decision, error) {
-	if c.HoldLapsed && c.Recovered != 1 {
+	if c.External && c.Recovered != 1 {
 		return idemkey.Decision{Kind: idemkey.KindUnknown, Attempt: 1}, nil
 	}
 	return v.stub.Begin(ctx, c)

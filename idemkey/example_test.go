@@ -87,8 +87,8 @@ func ExampleOptions_recover() {
 	store, _ := idemkey.NewMemory(nil)
 	_, err := idemkey.New(store, &idemkey.Options{
 		SingleTenant: true,
-		Recover: func(r *http.Request, id idemkey.Identity) (*idemkey.Response, error) {
-			if !charged(r.Context(), idemkey.DownstreamKey(secret, id, "charge")) {
+		Recover: func(ctx context.Context, id idemkey.Identity) (*idemkey.Response, error) {
+			if !charged(ctx, idemkey.DownstreamKey(secret, id, "charge")) {
 				return nil, nil // it had no effect: run
 			}
 			return &idemkey.Response{Status: http.StatusCreated, Body: []byte("charged")}, nil
@@ -96,6 +96,35 @@ func ExampleOptions_recover() {
 	})
 	fmt.Println(err)
 	// Output: <nil>
+}
+
+// A proxy cannot tell what has happened behind a 504. The upstream knows the key of DownstreamKey for a day, so within
+// that time a retry may run. After it, a Reconciler asks the upstream.
+func ExampleNewReconciler() {
+	store, _ := idemkey.NewMemory(nil)
+	pay, err := idemkey.New(store, &idemkey.Options{
+		SingleTenant:    true,
+		Policy:          idemkey.UpstreamPolicy,
+		UpstreamDedupes: 23 * time.Hour,
+		Recover: func(ctx context.Context, id idemkey.Identity) (*idemkey.Response, error) {
+			if !charged(ctx, idemkey.DownstreamKey(secret, id, "charge")) {
+				return nil, nil
+			}
+			return &idemkey.Response{Status: http.StatusCreated}, nil
+		},
+	})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	reconciler, err := idemkey.NewReconciler(pay, nil)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	settled, err := reconciler.Reconcile(context.Background()) // Run does so every minute
+	fmt.Println(settled, err, idemkey.UpstreamPolicy(http.StatusGatewayTimeout) == idemkey.Unknown)
+	// Output: 0 <nil> true
 }
 
 // One route may have its own limits.

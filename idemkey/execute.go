@@ -67,6 +67,7 @@ func (x *executor) runHandler(found ruling) {
 	x.noteStart()
 	w := x.handlerWriter(h, stopRenewing, lost)
 	stopCutting = h.cutAtEnd(ctx)
+	x.records.entered = true
 	x.next.ServeHTTP(w, x.r.WithContext(found.Exec.Context(x.contextOfRun(ctx, h.run))))
 	returned = true
 	stopCutting()

@@ -7,6 +7,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -33,7 +34,8 @@ type Memory struct {
 
 	mu       sync.Mutex
 	entries  map[Identity]*entry
-	perScope map[Identity]int // how many entries there are of an identity without its key
+	perScope map[Identity]int             // how many entries there are of an identity without its key
+	external map[Identity]map[*entry]bool // those whose outcome is or may become unknown, by identity without its key
 	byAge    ageHeap
 }
 
@@ -43,6 +45,8 @@ type entry struct {
 	rec Record
 
 	incarnation string
+	created     time.Time
+	ttl, failed time.Duration // lives that begin at the end of a run; 0: none does
 	lease       time.Duration
 	leaseUntil  time.Time
 	owner       *memoryExecution // only its outcome counts
@@ -51,7 +55,7 @@ type entry struct {
 
 // NewMemory returns an empty Memory. A nil opts means the defaults.
 func NewMemory(opts *MemoryOptions) (*Memory, error) {
-	m := &Memory{now: time.Now, entries: make(map[Identity]*entry), perScope: make(map[Identity]int)}
+	m := &Memory{now: time.Now, entries: make(map[Identity]*entry), perScope: make(map[Identity]int), external: make(map[Identity]map[*entry]bool)}
 	if opts == nil {
 		opts = &MemoryOptions{}
 	}
@@ -82,6 +86,9 @@ func (m *Memory) Begin(_ context.Context, c Claim) (Decision, error) {
 	now := m.now()
 	e := m.entries[c.ID]
 	if e == nil {
+		if err := m.checkUnknown(&c, now); err != nil {
+			return Decision{}, err
+		}
 		if err := m.makeRoom(c.ID, now); err != nil {
 			return Decision{}, err
 		}
@@ -148,6 +155,23 @@ func (m *Memory) makeRoom(id Identity, now time.Time) error {
 	return nil
 }
 
+// checkUnknown returns an [*UnknownLimitError] if too many outcomes of the scope are unknown. mu is held.
+func (m *Memory) checkUnknown(c *Claim, now time.Time) error {
+	if c.MaxUnknown == 0 {
+		return nil
+	}
+	unknown := 0
+	for e := range m.external[c.ID.withoutKey()] {
+		if e.isUnknown(now) {
+			unknown++
+		}
+	}
+	if unknown >= c.MaxUnknown {
+		return &UnknownLimitError{Limit: c.MaxUnknown}
+	}
+	return nil
+}
+
 // withoutKey returns what the records of one scope share.
 func (id Identity) withoutKey() Identity { return Identity{Namespace: id.Namespace, Scope: id.Scope} }
 
@@ -157,15 +181,50 @@ func (m *Memory) claimEntry(e *entry, c Claim, attempt int, now time.Time) Decis
 		m.removeEntry(e)
 	}
 	if attempt == 1 {
-		e.incarnation = newIncarnation()
+		e.incarnation, e.created = newIncarnation(), now
 	}
 	e.rec = Record{State: StateInProgress, FP: c.FP, Attempt: attempt, ExpiresAt: now.Add(c.TTL)}
+	e.ttl, e.failed = 0, c.FailedTTL
+	scope := e.id.withoutKey()
+	if c.External {
+		e.rec.ExpiresAt, e.ttl, e.failed = never, c.TTL, cmp.Or(c.FailedTTL, c.TTL)
+		m.noteExternal(e)
+	}
 	e.lease, e.leaseUntil = c.Lease, now.Add(c.Lease)
 	e.owner = &memoryExecution{m, e}
 	m.entries[e.id] = e
-	m.perScope[e.id.withoutKey()]++
+	m.perScope[scope]++
 	heap.Push(&m.byAge, e)
-	return Decision{Kind: KindProceed, Exec: e.owner, Incarnation: e.incarnation, Attempt: attempt, ExpiresAt: e.rec.ExpiresAt}
+	return Decision{Kind: KindProceed, Exec: e.owner, Incarnation: e.incarnation, Attempt: attempt, ExpiresAt: e.readRecord(now).ExpiresAt}
+}
+
+// never is when a record expires whose outcome is not known.
+var never = time.Unix(1<<40, 0)
+
+// endRun gives e its life from now on, if that begins at the end of a run. mu is held.
+func (m *Memory) endRun(e *entry, life time.Duration) {
+	m.forgetExternal(e)
+	if life > 0 {
+		e.rec.ExpiresAt = m.now().Add(life)
+		heap.Fix(&m.byAge, e.index)
+	}
+}
+
+// noteExternal notes that the outcome of e is, or may become, unknown. mu is held.
+func (m *Memory) noteExternal(e *entry) {
+	scope := e.id.withoutKey()
+	if m.external[scope] == nil {
+		m.external[scope] = make(map[*entry]bool)
+	}
+	m.external[scope][e] = true
+}
+
+// forgetExternal notes that the outcome of e is known. mu is held.
+func (m *Memory) forgetExternal(e *entry) {
+	scope := e.id.withoutKey()
+	if delete(m.external[scope], e); len(m.external[scope]) == 0 {
+		delete(m.external, scope)
+	}
 }
 
 // newIncarnation returns 65 random bits.
@@ -176,6 +235,7 @@ func (m *Memory) removeEntry(e *entry) {
 	heap.Remove(&m.byAge, e.index)
 	delete(m.entries, e.id)
 	e.owner = nil
+	m.forgetExternal(e)
 	scope := e.id.withoutKey()
 	if m.perScope[scope]--; m.perScope[scope] == 0 {
 		delete(m.perScope, scope)
@@ -185,11 +245,64 @@ func (m *Memory) removeEntry(e *entry) {
 // readRecord returns a copy of the record as of now.
 func (e *entry) readRecord(now time.Time) Record {
 	rec := e.rec
+	rec.Age = now.Sub(e.created)
 	rec.LeaseLeft = max(0, e.leaseUntil.Sub(now))
 	rec.LifeLeft = max(0, rec.ExpiresAt.Sub(now))
 	rec.Expired = !now.Before(rec.ExpiresAt)
+	if rec.ExpiresAt.Equal(never) {
+		rec.ExpiresAt, rec.LifeLeft = time.Time{}, 0
+	}
 	rec.Response = rec.Response.cloneResponse()
 	return rec
+}
+
+// EachUnknown calls found for each unknown outcome.
+func (m *Memory) EachUnknown(_ context.Context, found func(UnknownOutcome) error) error {
+	for _, u := range m.listUnknown() {
+		if err := found(u); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (m *Memory) listUnknown() (all []UnknownOutcome) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	now := m.now()
+	for _, scope := range m.external {
+		for e := range scope {
+			if e.isUnknown(now) {
+				all = append(all, UnknownOutcome{ID: e.id, Attempt: e.rec.Attempt, Since: e.created, Token: e.token(), FPAlg: e.rec.FP.Alg})
+			}
+		}
+	}
+	slices.SortFunc(all, func(a, b UnknownOutcome) int { return a.Since.Compare(b.Since) })
+	return all
+}
+
+func (e *entry) isUnknown(now time.Time) bool {
+	return e.rec.State == StateUnknown || e.rec.State == StateInProgress && !now.Before(e.leaseUntil)
+}
+
+// token names the run of e in this process.
+func (e *entry) token() string { return fmt.Sprintf("%p %d", e, e.rec.Attempt) }
+
+// Settle ends the unknown outcome u.
+func (m *Memory) Settle(_ context.Context, u UnknownOutcome, r *Response, ttl time.Duration) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	e := m.entries[u.ID]
+	if e == nil || e.token() != u.Token || !m.external[u.ID.withoutKey()][e] || !e.isUnknown(m.now()) {
+		return ErrDecided
+	}
+	e.owner = nil
+	e.rec.State = StateFailed
+	if r != nil {
+		e.rec.State, e.rec.Response = r.State(), r.cloneResponse()
+	}
+	m.endRun(e, ttl)
+	return nil
 }
 
 // Sweep deletes up to limit expired records, oldest first.
@@ -250,6 +363,7 @@ func (x *memoryExecution) keepEntry(r Response) error {
 		return fmt.Errorf("%w: %w", ErrNotStored, ErrLeaseLost)
 	}
 	e.rec.State, e.rec.Response = r.State(), r.cloneResponse()
+	x.m.endRun(e, e.ttl)
 	return nil
 }
 
@@ -261,11 +375,17 @@ func (x *memoryExecution) Release(_ context.Context, mode ReleaseMode, status in
 	if e.owner != x || e.rec.State != StateInProgress {
 		return nil
 	}
-	if mode == Forget {
+	switch mode {
+	case Forget:
 		x.m.removeEntry(e)
-		return nil
+	case Hold:
+		e.rec.State, e.rec.Response.Status, e.rec.ExpiresAt = StateUnknown, status, never
+		x.m.noteExternal(e)
+		heap.Fix(&x.m.byAge, e.index)
+	default:
+		e.rec.State, e.rec.Response.Status = StateFailed, status
+		x.m.endRun(e, e.failed)
 	}
-	e.rec.State, e.rec.Response.Status = StateFailed, status
 	return nil
 }
 

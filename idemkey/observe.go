@@ -51,6 +51,7 @@ const (
 	OutcomeRejected Outcome = "rejected"  // rolled back, response kept
 	OutcomeFailed   Outcome = "failed"    // rolled back, may run again
 	OutcomeAmended  Outcome = "amended"   // rolled back, key forgotten
+	OutcomeHeld     Outcome = "held"      // rolled back; what happened outside is unknown, and a decision is awaited
 	OutcomeLost     Outcome = "lost"      // another owner had taken over
 	OutcomeUnknown  Outcome = "ambiguous" // the commit's result was lost
 	OutcomeUnkept   Outcome = "unkept"    // effects stand, response not stored

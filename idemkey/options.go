@@ -2,6 +2,7 @@ package idemkey
 
 import (
 	"cmp"
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
@@ -22,6 +23,7 @@ const (
 	DefaultExecTimeout       = 25 * time.Second
 	DefaultStoreTimeout      = 5 * time.Second
 	DefaultCompleteTimeout   = 5 * time.Second
+	DefaultMaxUnknown        = 100
 	DefaultMaxRequestBody    = 1 << 20
 	DefaultMaxResponseBody   = 1 << 20
 	DefaultHardResponseLimit = 16 << 20
@@ -58,16 +60,21 @@ type Options struct {
 
 	Policy Policy // if the handler gave no [Verdict], Policy decides whether the transaction commits, and whether the response is stored; default: DefaultPolicy
 
-	// ExternalEffects says that handlers have effects that the store cannot roll back; if a process dies or hangs while it
-	// runs a handler, the retry then gets 409 outcome-unknown. Default: if a process dies or hangs while it runs a
-	// handler, the retry runs the handler again.
+	// ExternalEffects says that handlers have effects that the store cannot roll back, such as a call to a payment
+	// provider. The outcome is then unknown if the process dies or hangs while it runs a handler, if the handler panics or
+	// exceeds Limits.ExecTimeout, if its transaction cannot commit, and if its verdict is [Unknown]. A retry gets 409
+	// outcome-unknown until Recover, a [Reconciler] or a person has decided; the record does not expire before. Default:
+	// after any of these, a retry runs the handler again.
 	ExternalEffects bool
-	// Recover finds out what a handler did before its process died or hung; setting Recover also switches ExternalEffects
-	// on. A response is kept and replayed; nil says that the run had no effect, and the request runs; an error is a 409
-	// outcome-unknown. It must only look, may be called at the same time by two retries, and has half a lease's time. It
-	// is asked about vanished owners only: a run that panicked, timed out or answered 5xx has failed, and runs again
-	// without it (see [DownstreamKey]). Default: none.
-	Recover func(r *http.Request, id Identity) (*Response, error)
+	// UpstreamDedupes is how long the other system recognizes the key of [DownstreamKey], from the first request on. A
+	// retry that ends within this time repeats no effect, so it runs although the outcome is unknown. It needs
+	// ExternalEffects. Default: the other system recognizes no key.
+	UpstreamDedupes time.Duration
+	// Recover finds out what a run whose outcome is unknown has done; setting Recover also switches ExternalEffects on. A
+	// response is kept and replayed; nil says that the run had no effect, and the request runs; an error is a 409
+	// outcome-unknown. It must only look, may be called at the same time by two retries, and has half a lease's time. A
+	// [Reconciler] calls it as well. Default: none.
+	Recover func(ctx context.Context, id Identity) (*Response, error)
 	// With FailOpen, handlers run without idempotency while the store fails; a retry can then run a handler again. Each
 	// such run is logged as an error, with [ResultFailOpen] in its Event. Default: if the store fails, the request gets
 	// 503.
@@ -155,6 +162,10 @@ type Limits struct {
 	// [MaxWaiters], and after Wait, the request is refused as without Wait. Default: no waiting.
 	Wait time.Duration
 
+	FailedTTL time.Duration // time after its failure in which a failed request can be repeated with its key alone, and not with another request; default: the rest of TTL
+
+	MaxUnknownPerScope int // largest number of requests of one scope whose outcome is unknown (see ExternalEffects); beyond it, a request with a new key gets 503 unknown-limit; default: 100
+
 	MaxAttempts int // largest number of runs of the handler for one key; if the last of these runs fails too, the outcome of the request counts as unknown; default: no limit
 	// MaxInFlightPerScope is how many handlers may run at the same time for one scope in this process, on all routes that
 	// have this limit together. A route without this limit does not count. Over the limit a request is answered with
@@ -239,6 +250,7 @@ func (o *Options) setDefaults() {
 	o.Limits.Lease = cmp.Or(o.Limits.Lease, DefaultLease)
 	o.Limits.ExecTimeout = cmp.Or(o.Limits.ExecTimeout, DefaultExecTimeout)
 	o.Limits.StoreTimeout = cmp.Or(o.Limits.StoreTimeout, DefaultStoreTimeout)
+	o.Limits.MaxUnknownPerScope = cmp.Or(o.Limits.MaxUnknownPerScope, DefaultMaxUnknown)
 	o.Limits.CompleteTimeout = cmp.Or(o.Limits.CompleteTimeout, DefaultCompleteTimeout)
 	if o.Policy == nil {
 		o.Policy = DefaultPolicy
@@ -255,6 +267,9 @@ func (o *Options) setDefaults() {
 	}
 	o.Logger = cmp.Or(o.Logger, slog.Default())
 }
+
+// external reports whether the outcome of a run may be unknown.
+func (o *Options) external() bool { return o.ExternalEffects || o.Recover != nil }
 
 // prepareLookups computes what is looked up on every request.
 func (o *Options) prepareLookups() {
@@ -299,7 +314,11 @@ func (o *Options) checkStore(store Traits, invalid func(string, string, ...any) 
 		return invalid("FailOpen", "would run handlers without the transaction that the store promises")
 	case o.Response.AllowStreaming && store.Transactional:
 		return invalid("Response.AllowStreaming", "would send what the store's transaction may still roll back")
-	case (o.ExternalEffects || o.Recover != nil) && store.Traceless:
+	case o.UpstreamDedupes != 0 && !o.external():
+		return invalid("UpstreamDedupes", "needs ExternalEffects")
+	case o.UpstreamDedupes != 0 && o.UpstreamDedupes <= o.Limits.ExecTimeout:
+		return invalid("UpstreamDedupes", "is %v, and must be longer than Limits.ExecTimeout, %v: the retry must end within it", o.UpstreamDedupes, o.Limits.ExecTimeout)
+	case o.external() && store.Traceless:
 		return invalid("ExternalEffects", "needs a store that remembers unfinished runs")
 	case o.Limits.MaxAttempts > 0 && store.Traceless:
 		return invalid("Limits.MaxAttempts", "needs a store that remembers unfinished runs")
@@ -359,6 +378,10 @@ func (o *Options) checkTimes(invalid func(string, string, ...any) error) error {
 		return invalid("Response.LocalReplays", "must not be negative")
 	case o.Limits.MaxInFlightPerScope < 0:
 		return invalid("Limits.MaxInFlightPerScope", "must not be negative")
+	case o.Limits.FailedTTL < 0 || o.Limits.FailedTTL > MaxTTL:
+		return invalid("Limits.FailedTTL", "is %v, and must be at most %v", o.Limits.FailedTTL, MaxTTL)
+	case o.Limits.MaxUnknownPerScope < 0:
+		return invalid("Limits.MaxUnknownPerScope", "must not be negative")
 	case o.Limits.MaxAttempts < 0:
 		return invalid("Limits.MaxAttempts", "must not be negative")
 	}

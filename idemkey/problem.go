@@ -32,6 +32,10 @@ const (
 	CodeTxConflict       = "tx-conflict"
 	CodeUnverified       = "outcome-unverified"
 
+	// CodeUnknownLimit: the caller has [Limits].MaxUnknownPerScope requests whose outcome is not known. New keys wait until
+	// somebody has decided about some of them; known keys are answered.
+	CodeUnknownLimit = "unknown-limit"
+
 	// CodeRecordHidden: the database hides the record by row-level security, or the handler has removed it. The log says
 	// which. Nothing was committed.
 	CodeRecordHidden = "record-hidden"
@@ -112,7 +116,9 @@ var problems = map[string]Problem{
 	CodeCapacity:         {Status: 503, Title: "Too many requests in flight", Detail: retrySameKey, Retryable: true, SameKey: true, RetryAfter: retrySoon},
 	CodeExecTimeout:      {Status: 503, Title: "Execution timed out", Detail: retrySameKey, Retryable: true, SameKey: true, RetryAfter: retrySoon},
 	CodeTxConflict:       {Status: 503, Title: "Transaction conflict", Detail: retrySameKey, Retryable: true, SameKey: true, RetryAfter: retrySoon},
-	CodeUnverified:       {Status: 503, Title: "Outcome unverified", Detail: "Retry with the same key to learn the outcome.", Retryable: true, SameKey: true, RetryAfter: retrySoon},
+	CodeUnknownLimit: {Status: 503, Title: "Too many unknown outcomes", Detail: "The outcomes of too many earlier requests are not known. " + retrySameKey,
+		Retryable: true, SameKey: true, RetryAfter: maxRetryAfter},
+	CodeUnverified: {Status: 503, Title: "Outcome unverified", Detail: "Retry with the same key to learn the outcome.", Retryable: true, SameKey: true, RetryAfter: retrySoon},
 }
 
 // newProblem returns a copy of the problem that code names.

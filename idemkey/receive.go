@@ -56,7 +56,10 @@ type receiver struct {
 func (v *receiver) receiveRequest(site mountStack) (ok bool) {
 	o := v.m.opts
 	v.claim = Claim{TTL: o.Limits.TTL, Lease: o.Limits.Lease, ExecTimeout: o.Limits.ExecTimeout, MaxAttempts: o.Limits.MaxAttempts,
-		RejectExpired: o.Key.RejectExpired, HoldLapsed: o.ExternalEffects || o.Recover != nil}
+		FailedTTL: o.Limits.FailedTTL, RejectExpired: o.Key.RejectExpired}
+	if o.external() {
+		v.claim.External, v.claim.DedupesFor, v.claim.MaxUnknown = true, o.UpstreamDedupes, o.Limits.MaxUnknownPerScope
+	}
 	sent, err := o.readKey(v.r.Header)
 	switch {
 	case errors.Is(err, errKeyMissing) && o.Key.Optional:

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"slices"
 	"time"
@@ -32,10 +33,14 @@ const (
 	// CommitAnyway commits and keeps the response whatever its status, as for
 	// a declined payment whose record must stay.
 	CommitAnyway
+	// Unknown rolls back, sends the response, and lets nobody run the request again before somebody has decided: the
+	// handler cannot tell whether its effects outside of the store have happened, as after an upstream's 504. See
+	// Options.ExternalEffects.
+	Unknown
 )
 
 // A Policy gives the verdict on a status where the handler gave none. Panics
-// and timeouts are always Retryable: they leave no response to keep.
+// and timeouts have no response to keep: they are Unknown with Options.ExternalEffects, and else Retryable.
 type Policy func(status int) Verdict
 
 // callerErrors are client errors that depend on the caller or the moment, and not on the request itself.
@@ -57,6 +62,22 @@ func SuccessOnly(status int) Verdict {
 		return Keep
 	}
 	return Retryable
+}
+
+// upstreamRefusals are answers of an upstream that has not begun to handle the request.
+var upstreamRefusals = []int{401, 403, 407, 408, 421, 425, 429, 503}
+
+// UpstreamPolicy is for handlers that pass on what another system answers, such as a proxy. It keeps successes, redirects
+// and client errors. An upstream that answers 401 403 407 408 421 425 429 or 503 has not begun, and the same request may
+// run again. Of any other 5xx it is not known what has happened: see [Unknown].
+func UpstreamPolicy(status int) Verdict {
+	switch {
+	case slices.Contains(upstreamRefusals, status):
+		return Retryable
+	case status >= 500:
+		return Unknown
+	}
+	return Keep
 }
 
 // KeepAll keeps every response, server errors too: a client gets the same
@@ -82,6 +103,7 @@ type recorder struct {
 	answers answerer
 	open    Execution // nil: the store was told the outcome, or nothing was claimed
 	asked   time.Time // see ruling
+	entered bool      // the handler was called
 	lost    bool      // another owner took over while the handler ran
 	misuse  *buffer   // the answer that is kept where the handler ended the transaction itself; nil: no such record
 }
@@ -111,11 +133,11 @@ func (c *recorder) settleOutcome(ctx context.Context, h *handled) {
 		return
 	case ctx.Err() != nil && !c.lost: // too late, even if it succeeded: the store may have given up on it
 		c.event.Err = context.Cause(ctx)
-		_ = c.releaseKey(Bound, http.StatusServiceUnavailable)
-		c.answers.writeProblem(c.w, newProblem(CodeExecTimeout))
+		_ = c.releaseKey(c.unfinished(), http.StatusServiceUnavailable)
+		c.answers.writeProblem(c.w, c.unfinishedProblem(newProblem(CodeExecTimeout)))
 		return
 	case b.over && c.m.traits.Transactional:
-		c.answerReleased(b, c.releaseKey(Bound, http.StatusInternalServerError))
+		c.answerReleased(b, c.releaseKey(c.unfinished(), http.StatusInternalServerError))
 		return
 	case h.run.err != nil && !b.over: // over the limit the error may be that of the refused Write; the effects stand
 		b = c.answers.renderError(h.run)
@@ -125,6 +147,8 @@ func (c *recorder) settleOutcome(ctx context.Context, h *handled) {
 		c.keepResponse(b, verdict == CommitAnyway || isSuccess(b.status))
 	case Amendable:
 		c.answerReleased(b, c.releaseKey(Forget, b.status))
+	case Unknown:
+		c.answerReleased(b, c.releaseKey(c.unknownMode(), b.status))
 	default:
 		c.answerReleased(b, c.releaseKey(Bound, b.status))
 	}
@@ -139,7 +163,7 @@ func (c *recorder) keepResponse(b *buffer, commit bool) {
 		err = failpoint.Hit("idemkey/before-keep")
 	}
 	if err != nil {
-		_ = c.releaseKey(Bound, http.StatusInternalServerError)
+		_ = c.releaseKey(c.unfinished(), http.StatusInternalServerError)
 		c.answers.answerFailure(err)
 		return
 	}
@@ -202,6 +226,8 @@ func (c *recorder) releaseKey(mode ReleaseMode, status int) error {
 		c.event.Outcome = OutcomeLost
 	case mode == Forget:
 		c.event.Outcome = OutcomeAmended
+	case mode == Hold:
+		c.event.Outcome = OutcomeHeld
 	default:
 		c.event.Outcome = OutcomeFailed
 	}
@@ -209,6 +235,35 @@ func (c *recorder) releaseKey(mode ReleaseMode, status int) error {
 	c.noteStoreFailure(OpRelease, err)
 	c.wakeWaiters()
 	return err
+}
+
+// unfinished is how the key of a run is released that did not come to its end: its effects outside of the store may have
+// happened.
+func (c *recorder) unfinished() ReleaseMode {
+	if c.claim.External && c.entered {
+		return Hold
+	}
+	return Bound
+}
+
+// unfinishedProblem answers such a run with p if a retry may run, and else as a retry will be answered.
+func (c *recorder) unfinishedProblem(p *Problem) *Problem {
+	if c.claim.External && c.claim.DedupesFor == 0 && c.m.opts.Recover == nil {
+		return c.m.problemByCode(CodeOutcomeUnknown)
+	}
+	return p
+}
+
+// errHoldsNothing is for the log: the verdict cannot be followed.
+var errHoldsNothing = errors.New("idemkey: verdict Unknown on a store that remembers no unfinished runs; the request may run again")
+
+// unknownMode is how the key is released by the verdict Unknown.
+func (c *recorder) unknownMode() ReleaseMode {
+	if c.m.traits.Traceless && c.id.Key != "" {
+		c.noteError(errHoldsNothing)
+		return Bound
+	}
+	return Hold
 }
 
 // answerReleased answers with what the handler wrote, unless the release has found another end of the run.
@@ -240,7 +295,7 @@ func (c *recorder) answerNotKept(err error) {
 	case errors.Is(err, ErrRecordHidden):
 		c.answers.writeProblem(c.w, newProblem(CodeRecordHidden))
 	case errors.Is(err, ErrTxConflict), errors.Is(err, ErrNotCommitted):
-		c.answers.writeProblem(c.w, c.answers.problemFor(err))
+		c.answers.writeProblem(c.w, c.unfinishedProblem(c.answers.problemFor(err)))
 	default:
 		c.answers.writeProblem(c.w, newProblem(CodeStoreUnavailable))
 	}
@@ -351,10 +406,15 @@ func (c *recorder) releaseAfterPanic() {
 		return
 	}
 	err := guard.Call(func() error {
-		_ = c.releaseKey(Bound, http.StatusInternalServerError)
+		_ = c.releaseKey(c.unfinished(), http.StatusInternalServerError)
 		return nil
 	})
 	c.event.Err = errors.Join(errNotReturned, c.event.Err, err)
+}
+
+// dropUnkept removes from h what is not stored.
+func (o *Options) dropUnkept(h http.Header) {
+	maps.DeleteFunc(h, func(name string, _ []string) bool { return !o.kept[name] })
 }
 
 // keepRecovered stores the response that Recover has found and answers with it, as a replay. The request
@@ -364,11 +424,7 @@ func (c *recorder) releaseAfterPanic() {
 func (c *recorder) keepRecovered(found ruling) {
 	c.event.Attempt, c.event.TookOver = found.Attempt, found.TookOver
 	resp := found.recovered.cloneResponse()
-	for name := range resp.Header {
-		if !c.m.opts.kept[name] {
-			delete(resp.Header, name)
-		}
-	}
+	c.m.opts.dropUnkept(resp.Header)
 	stored := Response{Status: resp.Status, Dropped: true} // of a Sealer that panics
 	c.noteError(guard.Apart(func() error {
 		stored, _ = c.prepareStored(&resp) // the event has its error

@@ -42,6 +42,9 @@ func (a answerer) refuseClaim(err error) {
 // refuseCapacity answers that the store is full, or that enough handlers run.
 func (a answerer) refuseCapacity(err error) {
 	p := a.m.problemByCode(CodeCapacity)
+	if unknown := (*UnknownLimitError)(nil); errors.As(err, &unknown) {
+		p = a.m.problemByCode(CodeUnknownLimit)
+	}
 	if quota := (*QuotaError)(nil); errors.As(err, &quota) {
 		p.Title, p.RetryAfter = "Too many idempotency keys in use", maxRetryAfter
 	}

@@ -67,34 +67,39 @@ func sealedData(id Identity, alg string) []byte {
 // stored it is a tombstone, since a replay must have them. An error is the Sealer's, and the result is then
 // a tombstone too.
 func (c *recorder) prepareStored(r *Response) (Response, error) {
-	o, s := c.m.opts, r.cloneResponse()
+	s, unkept, err := c.m.opts.storedForm(c.r, c.claim.ID, c.claim.FP.Alg, r)
+	c.event.Oversize = c.event.Oversize || unkept != nil
+	c.noteError(unkept)
+	c.noteError(err)
+	return s, err
+}
+
+// storedForm is prepareStored for the record of id. unkept is why it is a tombstone although nothing has failed.
+func (o *Options) storedForm(req *http.Request, id Identity, alg string, r *Response) (s Response, unkept, err error) {
+	s = r.cloneResponse()
 	if o.Response.Redact != nil {
-		o.Response.Redact(c.r, &s)
+		o.Response.Redact(req, &s)
 		maps.DeleteFunc(s.Header, func(name string, _ []string) bool { return neverStored(name) })
 	}
 	if o.Response.NoStoreBody {
 		s.Body, s.Dropped = nil, true
 	}
-	if _, err := s.MarshalHeader(); err != nil { // no reason to fail, or to run again
-		c.event.Oversize = true
-		c.noteError(err)
+	if _, unkept = s.MarshalHeader(); unkept != nil { // no reason to fail, or to run again
 		s.Header, s.Body, s.Dropped = nil, nil, true
 	}
 	if o.Response.Sealer == nil || s.Dropped {
-		return s, nil
+		return s, unkept, nil
 	}
-	sealed, keyID, err := o.Response.Sealer.Seal(s.Body, sealedData(c.claim.ID, c.claim.FP.Alg))
+	sealed, keyID, err := o.Response.Sealer.Seal(s.Body, sealedData(id, alg))
 	if err == nil && keyID == "" {
 		err = errors.New("idemkey: Sealer gave no key id")
 	}
 	if err != nil {
-		err = fmt.Errorf("idemkey: seal response: %w", err)
-		c.noteError(err)
 		s.Body, s.Dropped = nil, true
-		return s, err
+		return s, nil, fmt.Errorf("idemkey: seal response: %w", err)
 	}
 	s.Body, s.KeyID = sealed, keyID
-	return s, nil
+	return s, nil, nil
 }
 
 // openStored returns the response of rec as it was before it was sealed.

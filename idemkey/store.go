@@ -55,6 +55,7 @@ const (
 	StateFailed     State = 2 // it may run again, for the same request only
 	StateCompleted  State = 3 // it has run; the response is kept
 	StateTombstone  State = 4 // it has run; the response's body is not kept
+	StateUnknown    State = 5 // it may have run; a decision is awaited (see [Claim].External)
 )
 
 // A Claim asks to run a request.
@@ -71,10 +72,17 @@ type Claim struct {
 	Lease       time.Duration // how long an owner may be silent, where the store cannot see it die
 	ExecTimeout time.Duration // how long the handler may run
 
-	MaxAttempts   int  // over this many the outcome counts as unknown; 0: no limit
-	RejectExpired bool // an expired key stays refused until it is swept, instead of being new again
-	HoldLapsed    bool // a run whose owner has vanished is KindUnknown, instead of being taken over
-	Recovered     int  // except for this attempt, whose outcome has been found out; 0: none has
+	FailedTTL     time.Duration // the life of a failed record, from its failure on; 0: as TTL
+	MaxAttempts   int           // over this many the outcome counts as unknown; 0: no limit
+	RejectExpired bool          // an expired key stays refused until it is swept, instead of being new again
+
+	// External says that the handler has effects which the store cannot roll back. Its record does not expire before its
+	// outcome is known: TTL begins then. A run whose owner has vanished, and one that was released with [Hold], is
+	// KindUnknown instead of being taken over.
+	External   bool
+	Recovered  int           // except for this attempt, whose outcome has been found out; 0: none has
+	DedupesFor time.Duration // or while ExecTimeout ends within this time of the record's creation: another run repeats no effect
+	MaxUnknown int           // with this many unknown outcomes in its scope, a new key is an [*UnknownLimitError]; 0: no limit
 
 	// Misused makes the answer to keep where the handler has ended the transaction itself:
 	// see [ErrTxMisuse]. Nil: a tombstone is kept.
@@ -130,8 +138,9 @@ type Record struct {
 	FP        Fingerprint
 	Attempt   int // the run that is in progress, failed or completed; 1-based
 	LeaseLeft time.Duration
+	Age       time.Duration // since it was made
 	LifeLeft  time.Duration // until it expires; 0: the store does not say
-	ExpiresAt time.Time
+	ExpiresAt time.Time     // zero: not before its outcome is known
 	Expired   bool
 	Response  Response // of StateCompleted and StateTombstone
 }
@@ -139,7 +148,7 @@ type Record struct {
 // Check returns [ErrRecordCorrupt] if no store has written a record like r: its state or attempt does not
 // exist. Stores call it before [Claim.Judge], which would let such a request run again.
 func (r *Record) Check() error {
-	if r.State < StateInProgress || r.State > StateTombstone || r.Attempt < 1 {
+	if r.State < StateInProgress || r.State > StateUnknown || r.Attempt < 1 {
 		return fmt.Errorf("%w: state %d, attempt %d", ErrRecordCorrupt, r.State, r.Attempt)
 	}
 	return nil
@@ -225,12 +234,14 @@ type Decision struct {
 // KindInFlight if another was faster.
 func (c *Claim) Judge(rec *Record) Kind {
 	live := rec.State == StateInProgress && rec.LeaseLeft > 0
+	unknown := rec.State == StateUnknown || rec.State == StateInProgress && !live && c.External
+	over := rec.Expired && !live && !unknown
 	switch {
-	case rec.Expired && rec.State == StateInProgress && !live && !c.HoldLapsed:
+	case over && rec.State == StateInProgress:
 		return KindProceed // nothing was committed, and a sweep might have removed it already
-	case rec.Expired && !live && c.RejectExpired:
+	case over && c.RejectExpired:
 		return KindExpired
-	case rec.Expired && !live:
+	case over:
 		return KindProceed
 	case !c.matchesStored(rec.FP):
 		return c.refusalOf(rec.FP.Alg) // also while in flight: waiting would not help
@@ -240,7 +251,7 @@ func (c *Claim) Judge(rec *Record) Kind {
 		return KindReplay
 	case rec.State == StateTombstone:
 		return KindNotRetained
-	case c.HoldLapsed && rec.State == StateInProgress && rec.Attempt != c.Recovered:
+	case unknown && rec.Attempt != c.Recovered && rec.Age+c.ExecTimeout >= c.DedupesFor:
 		return KindUnknown
 	case c.MaxAttempts > 0 && rec.Attempt >= c.MaxAttempts:
 		return KindUnknown
@@ -321,7 +332,7 @@ type Execution interface {
 	Reject(ctx context.Context, r Response) error
 
 	// Release rolls the business writes back. Bound lets the same request run
-	// again, Forget makes the key new. status is the failed response's, for
+	// again, Forget makes the key new, and Hold keeps it until somebody decides. status is the failed response's, for
 	// operators who read the table. [ErrLeaseLost] says that another owner has the
 	// key already, [ErrTxMisuse] that there is nothing left to roll back.
 	Release(ctx context.Context, mode ReleaseMode, status int) error
@@ -372,6 +383,7 @@ type ReleaseMode uint8
 const (
 	Bound  ReleaseMode = iota // it stays bound to its fingerprint
 	Forget                    // it is forgotten, so a corrected request may use it
+	Hold                      // none before a decision: the run may have had its effects, and the record never expires
 )
 
 // Errors of a Store or an Execution.
@@ -426,6 +438,18 @@ func (e *QuotaError) Error() string {
 
 // Is lets errors.Is find ErrCapacity.
 func (*QuotaError) Is(target error) bool { return target == ErrCapacity }
+
+// An UnknownLimitError is an [ErrCapacity] that lasts until somebody decides about outcomes of the scope that are not
+// known.
+type UnknownLimitError struct{ Limit int }
+
+// Error names the option.
+func (e *UnknownLimitError) Error() string {
+	return fmt.Sprintf("idemkey: one scope has %d requests whose outcome is not known, the limit of Options.Limits.MaxUnknownPerScope", e.Limit)
+}
+
+// Is lets errors.Is find ErrCapacity.
+func (*UnknownLimitError) Is(target error) bool { return target == ErrCapacity }
 
 // A CommitError is an [ErrNotCommitted] that carries the database's reason,
 // such as a deferred constraint.

@@ -210,7 +210,7 @@ func TestLogTellsNothing(t *testing.T) {
 	run(&stub{err: idemkey.ErrCapacity}, answer, nil)
 	run(&stub{err: idemkey.ErrRecordCorrupt}, answer, nil)
 	run(&recoverable{}, answer, func(o *idemkey.Options, _ *http.Request) {
-		o.Recover = func(*http.Request, idemkey.Identity) (*idemkey.Response, error) {
+		o.Recover = func(context.Context, idemkey.Identity) (*idemkey.Response, error) {
 			return &idemkey.Response{Status: 200, Body: []byte(canary)}, nil
 		}
 	})
@@ -238,7 +238,7 @@ func TestLogTellsNothing(t *testing.T) {
 type recoverable struct{ stub }
 
 func (s *recoverable) Begin(_ context.Context, c idemkey.Claim) (idemkey.Decision, error) {
-	if c.HoldLapsed && c.Recovered != 1 {
+	if c.External && c.Recovered != 1 {
 		return idemkey.Decision{Kind: idemkey.KindUnknown, Attempt: 1}, nil
 	}
 	return idemkey.Decision{Kind: idemkey.KindProceed, Attempt: 2, TookOver: true, Exec: s}, nil

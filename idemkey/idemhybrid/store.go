@@ -146,6 +146,16 @@ func (s *Store) Find(ctx context.Context, c idemkey.Claim) (d idemkey.Decision, 
 // Sweep deletes up to limit expired records from Postgres. Locks lapse by themselves.
 func (s *Store) Sweep(ctx context.Context, limit int) (int, error) { return s.pg.Sweep(ctx, limit) }
 
+// EachUnknown calls found for each unknown outcome, as [idempg.Store.EachUnknown] does.
+func (s *Store) EachUnknown(ctx context.Context, found func(idemkey.UnknownOutcome) error) error {
+	return s.pg.EachUnknown(ctx, found)
+}
+
+// Settle ends the unknown outcome u, as [idempg.Store.Settle] does.
+func (s *Store) Settle(ctx context.Context, u idemkey.UnknownOutcome, r *idemkey.Response, ttl time.Duration) error {
+	return s.pg.Settle(ctx, u, r, ttl)
+}
+
 // errPassedOver says that a call was not made, because an earlier one failed.
 var errPassedOver = errors.New("idemhybrid: Redis is passed over")
 

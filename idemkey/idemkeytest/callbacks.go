@@ -59,10 +59,10 @@ var callbacks = map[string]callback{
 		}
 	}},
 	"Options.Recover": {lost: true, set: func(o *idemkey.Options, blow func()) {
-		o.Recover = func(*http.Request, idemkey.Identity) (*idemkey.Response, error) { blow(); return nil, nil }
+		o.Recover = func(context.Context, idemkey.Identity) (*idemkey.Response, error) { blow(); return nil, nil }
 	}},
 	"Options.Response.Redact of what was recovered": {lost: true, logged: true, gone: true, set: func(o *idemkey.Options, blow func()) {
-		o.Recover = func(*http.Request, idemkey.Identity) (*idemkey.Response, error) {
+		o.Recover = func(context.Context, idemkey.Identity) (*idemkey.Response, error) {
 			return &idemkey.Response{Status: http.StatusCreated}, nil
 		}
 		o.Response.Redact = func(*http.Request, *idemkey.Response) { blow() }

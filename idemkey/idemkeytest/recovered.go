@@ -33,7 +33,7 @@ func testRecovered(t *testing.T, s Subject) {
 		}
 		s.Crash(t, first.claim.ID, first.exec)
 		opts := idemkey.Options{Response: idemkey.ResponseOptions{Sealer: tt.sealer}}
-		opts.Recover = func(*http.Request, idemkey.Identity) (*idemkey.Response, error) {
+		opts.Recover = func(context.Context, idemkey.Identity) (*idemkey.Response, error) {
 			return &idemkey.Response{Status: http.StatusAccepted, Body: []byte("found")}, nil
 		}
 		store := tt.store(s.Store)

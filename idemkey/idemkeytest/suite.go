@@ -48,7 +48,11 @@ func Run(t *testing.T, open func(t *testing.T) Subject) {
 		"TakeOver":      testTakeOver,
 		"LateOwner":     testLateOwner,
 		"Renew":         testRenew,
-		"HoldLapsed":    testHoldLapsed,
+		"Vanished":      testVanished,
+		"Unknown":       testUnknown,
+		"UnknownLimit":  testUnknownLimit,
+		"Dedupes":       testDedupes,
+		"Settle":        testSettle,
 		"Failed":        testFailed,
 		"MaxAttempts":   testMaxAttempts,
 		"Replay":        testReplay,
@@ -290,13 +294,13 @@ func testRenew(t *testing.T, s Subject) {
 	beginClaim(t, s, c, idemkey.KindReplay)
 }
 
-// With HoldLapsed a lapsed run is not taken over; a failed one is.
-func testHoldLapsed(t *testing.T, s Subject) {
+// With External a lapsed run is not taken over; a failed one is.
+func testVanished(t *testing.T, s Subject) {
 	if s.traceless() {
 		return // the middleware refuses the option
 	}
 	c := Claim("k", "a")
-	c.HoldLapsed = true
+	c.External = true
 	releaseBound(t, beginAttempt(t, s, c, 1))
 	exec := beginAttempt(t, s, c, 2)
 	beginClaim(t, s, c, idemkey.KindInFlight)

@@ -64,8 +64,8 @@ func testExpiredReject(t *testing.T, s Subject) {
 	s.Expire(t, crashed.ID)
 	if !s.traceless() {
 		held := crashed
-		held.HoldLapsed = true
-		beginClaim(t, s, held, idemkey.KindExpired) // it may have had its effect
+		held.External = true
+		beginClaim(t, s, held, idemkey.KindUnknown) // it may have had its effect
 	}
 	releaseBound(t, beginAttempt(t, s, crashed, 1)) // nothing was committed: there is nothing to refuse
 }

@@ -7,16 +7,17 @@ import (
 	"github.com/sagamill/sagamill/internal/testing/plantest"
 )
 
-// growRecords adds n records that are in progress, failed and completed each, and n more of one scope. Of the expired ones there
+// growRecords adds n records that are in progress, failed, completed and unknown each, and n more of one scope. Of the expired ones there
 // are ten.
 func growRecords(t *testing.T, s *plantest.Schema, n int) {
 	t.Helper()
 	s.Exec(t, `INSERT INTO {schema}.idempotency_key (namespace, scope, key, state, fp, fp_alg, token, attempt, lease_until, expires_at)
 		SELECT 'http', CASE kind WHEN 'full' THEN kind ELSE concat('s', i) END, concat(kind, i), state, 'fp', 'a',
-			'00000000-0000-0000-0000-000000000001', 1, clock_timestamp() + lease::interval, clock_timestamp() + expires::interval
+			'00000000-0000-0000-0000-000000000001', 1, clock_timestamp() + lease::interval,
+			CASE expires WHEN 'never' THEN 'infinity' ELSE clock_timestamp() + expires::interval END
 		FROM (SELECT (SELECT count(*) FROM {schema}.idempotency_key) + i AS i FROM generate_series(1, $1::int) i) numbered,
 			(VALUES ('live', 1, '1 hour', '1 hour'), ('failed', 2, '-1 s', '1 hour'), ('done', 3, '-1 s', '1 hour'),
-				('old', 3, '-2 days', '-1 day'), ('full', 3, '-1 s', '1 hour')) k (kind, state, lease, expires)
+				('old', 3, '-2 days', '-1 day'), ('unknown', 5, '-1 s', 'never'), ('full', 3, '-1 s', '1 hour')) k (kind, state, lease, expires)
 		WHERE kind <> 'old' OR i <= 10`, n)
 }
 
@@ -26,13 +27,13 @@ func TestPlansOfAnEmptyTableAreGoodForAFullOne(t *testing.T) {
 	t.Parallel()
 	const work, token = 20, "00000000-0000-0000-0000-000000000001"
 	record := func(kind string, more ...any) []any { return append([]any{"http", "s7", kind + "7"}, more...) }
-	completed := []any{3, 200, []byte("h"), []byte("b"), ""}
+	completed := []any{3, 200, []byte("h"), []byte("b"), "", nil}
 	(&plantest.Suite{
 		Queries:  func(schema string) []any { return []any{newQueries(schema)} },
-		Settings: map[string]string{pg.PlanByIndex: "sweepRecords"},
+		Settings: map[string]string{pg.PlanByIndex: "sweepRecords listUnknown"},
 		OnlyNew: map[string]string{
-			"finds records by their primary key, with each request": `readRecord takeOver findAbandoned lockRecord completeRecord commitRecord
-				failRecord forgetRecord lockPrior forgetPrior readState readHolder lockState readUnwritten findOverQuota`,
+			"finds records by their primary key, or unknown ones by their index, with each request": `readRecord takeOver findAbandoned lockRecord completeRecord commitRecord
+				failRecord forgetRecord lockPrior forgetPrior readState readHolder lockState readUnwritten findOverQuota settle countUnknown`,
 		},
 		Excepted: map[string]string{
 			"inserts: the unique index finds a conflict": "insertClaim keepInline commitInline",
@@ -44,12 +45,12 @@ func TestPlansOfAnEmptyTableAreGoodForAFullOne(t *testing.T) {
 		Arguments: func(*testing.T, *plantest.Schema) map[string][]any {
 			return map[string][]any{
 				"readRecord":     record("live"),
-				"takeOver":       record("failed", token, []byte("fp"), "a", token, 2, 1000, 1000),
+				"takeOver":       record("failed", token, []byte("fp"), "a", token, 2, 1000, 1000, false),
 				"findAbandoned":  record("live", token),
 				"lockRecord":     append([]any{1000, 1000, 1000}, record("live", token)...),
 				"completeRecord": record("live", append([]any{token}, completed...)...),
 				"commitRecord":   record("live", append(append([]any{token}, completed...), "")...),
-				"failRecord":     record("live", token, 500),
+				"failRecord":     record("live", token, 500, 2, nil),
 				"forgetRecord":   record("live", token),
 				"lockPrior":      record("done", token, 3),
 				"forgetPrior":    record("done", token, 3),
@@ -58,6 +59,9 @@ func TestPlansOfAnEmptyTableAreGoodForAFullOne(t *testing.T) {
 				"lockState":      record("done", token),
 				"readUnwritten":  record("done", token),
 				"findOverQuota":  {"http", "full", work},
+				"countUnknown":   {"http", "full", work},
+				"listUnknown":    {"http", "s7", "unknown7", work},
+				"settle":         record("unknown", token, 2, nil, nil, nil, "", 1000),
 				"sweepRecords":   {work},
 			}
 		},

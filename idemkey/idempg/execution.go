@@ -34,8 +34,12 @@ type execution struct {
 	origin  origin    // of the transaction; zero until it has begun
 	role    string    // that the transaction runs as, as txguard.Role reads it
 	misused func() idemkey.Response
-	ended   sync.Once
-	given   bool // the connection was given back
+
+	external           bool          // the handler has effects outside of the database
+	keptTTL, failedTTL time.Duration // of the record, from the end of the run on; 0: since its claim
+
+	ended sync.Once
+	given bool // the connection was given back
 
 	// of the opener, under its lock
 	waiting   *list.Element // nil: it does not wait
@@ -256,16 +260,24 @@ func (e *execution) keepResponse(ctx context.Context, db execer, r *idemkey.Resp
 // undoBecause rolls back and frees the key for the next attempt. It returns cause, or ErrTxMisuse if not
 // everything can be rolled back.
 func (e *execution) undoBecause(ctx context.Context, cause error) error {
-	err := e.releaseRecord(ctx, idemkey.Bound, 0)
+	err := e.releaseRecord(ctx, e.undone(), 0)
 	if errors.Is(err, idemkey.ErrTxMisuse) {
 		return err
 	}
 	return errors.Join(cause, err)
 }
 
+// undone is how the record of a run is released that is rolled back although its handler has succeeded.
+func (e *execution) undone() idemkey.ReleaseMode {
+	if e.external {
+		return idemkey.Hold
+	}
+	return idemkey.Bound
+}
+
 // undoUnwritten is undoBecause where a statement has not found the record of this claim.
 func (e *execution) undoUnwritten(ctx context.Context) error {
-	err := e.releaseRecord(ctx, idemkey.Bound, 0)
+	err := e.releaseRecord(ctx, e.undone(), 0)
 	if errors.Is(err, idemkey.ErrTxMisuse) {
 		return err
 	}
@@ -445,6 +457,8 @@ func (e *execution) readHolder(ctx context.Context) (holder, error) {
 	var own bool
 	err := e.s.own.QueryRow(ctx, e.s.q.readHolder, e.id.Namespace, e.id.Scope, e.id.Key, e.token).Scan(&own)
 	switch {
+	case errors.Is(err, pgx.ErrNoRows) && e.expires.IsZero():
+		return heldByNobody, nil
 	case errors.Is(err, pgx.ErrNoRows):
 		var over bool
 		if err := e.s.pool.QueryRow(ctx, "SELECT clock_timestamp() >= $1", e.expires).Scan(&over); err != nil {

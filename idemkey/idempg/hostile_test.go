@@ -75,7 +75,7 @@ func TestStaleRecover(t *testing.T) {
 		Fingerprint: idemkey.FingerprintOptions{Custom: func(*http.Request, []byte) (idemkey.Fingerprint, error) {
 			return idemkeytest.Claim("k", "a").FP, nil
 		}},
-		Recover: func(*http.Request, idemkey.Identity) (*idemkey.Response, error) {
+		Recover: func(context.Context, idemkey.Identity) (*idemkey.Response, error) {
 			close(asked)
 			<-answer
 			return nil, nil // the first run had no effect
@@ -201,7 +201,7 @@ func TestHalfClaim(t *testing.T) {
 	defer conn.Close(context.WithoutCancel(t.Context()))
 	_, err = conn.Exec(t.Context(), "BEGIN")
 	if err == nil {
-		_, err = conn.Exec(t.Context(), f.q.insertClaim, c.ID.Namespace, c.ID.Scope, c.ID.Key, c.FP.Sum, c.FP.Alg, newToken(), 10000, 86400000)
+		_, err = conn.Exec(t.Context(), f.q.insertClaim, c.ID.Namespace, c.ID.Scope, c.ID.Key, c.FP.Sum, c.FP.Alg, newToken(), 10000, 86400000, false)
 	}
 	if err != nil {
 		t.Fatal(err)

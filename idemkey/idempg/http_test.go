@@ -312,7 +312,7 @@ func TestFirstStatementFails(t *testing.T) {
 func TestRecordCorrupt(t *testing.T) {
 	t.Parallel()
 	for name, mode := range map[string]ClaimMode{"leased": ClaimLeased, "inline": ClaimInline} {
-		for _, damage := range []string{"resp_header = 'x'", "resp_header = NULL", "state = 0", "state = 5", "state = 259", "state = -1", "attempt = 0", "resp_status = 20"} {
+		for _, damage := range []string{"resp_header = 'x'", "resp_header = NULL", "state = 0", "state = 6", "state = 259", "state = -1", "attempt = 0", "resp_status = 20"} {
 			t.Run(name+" "+damage, func(t *testing.T) {
 				t.Parallel()
 				f := newFixture(t, Options{ClaimMode: mode})

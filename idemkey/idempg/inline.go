@@ -76,7 +76,7 @@ func (s *Store) claimInline(ctx context.Context, e *execution, c *idemkey.Claim)
 		}
 	}
 	e.record = in
-	life := lifespan{created: in.expires.Add(-c.TTL), expires: in.expires}
+	life := lifespan{created: in.expires.Add(-c.TTL)}
 	return idemkey.Decision{Kind: idemkey.KindProceed, Exec: e, Incarnation: life.incarnation(e.id), Attempt: 1, ExpiresAt: in.expires}, nil
 }
 

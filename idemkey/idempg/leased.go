@@ -1,6 +1,7 @@
 package idempg
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/base32"
@@ -111,9 +112,15 @@ func (s *Store) ownerDied(ctx context.Context, conn *pgxpool.Conn, id idemkey.Id
 
 // A lifespan is the time from a record's creation to its expiry, by the server's clock. It is zero
 // for a claim that was not won.
-type lifespan struct{ created, expires time.Time }
+type lifespan struct {
+	created time.Time
+	expires pgtype.Timestamptz
+}
 
-func (l lifespan) claimWon() bool { return !l.expires.IsZero() }
+func (l lifespan) claimWon() bool { return !l.created.IsZero() }
+
+// end returns when the record expires, zero if that is not known before its outcome is.
+func (l lifespan) end() time.Time { return l.expires.Time }
 
 // incarnation names the record among all that its identity has had: these have different times of
 // creation. The namespace is part of it, since a saga is named by scope and key alone.
@@ -127,14 +134,14 @@ func (l lifespan) incarnation(id idemkey.Identity) string {
 // insertRecord returns the life of an absent key's new record.
 func (s *Store) insertRecord(ctx context.Context, e *execution, c *idemkey.Claim) (life lifespan, err error) {
 	err = e.conn.QueryRow(ctx, s.q.insertClaim, e.id.Namespace, e.id.Scope, e.id.Key, c.FP.Sum, c.FP.Alg, e.token,
-		s.opts.Grace.Milliseconds(), c.TTL.Milliseconds()).Scan(&life.expires, &life.created, nil)
+		s.opts.Grace.Milliseconds(), c.TTL.Milliseconds(), c.External).Scan(&life.expires, &life.created, nil)
 	return claimResult(life, err, "claim key")
 }
 
 // takeOverRecord returns the life of a record that has changed its owner.
 func (s *Store) takeOverRecord(ctx context.Context, e *execution, c *idemkey.Claim, from pgtype.UUID, attempt int) (life lifespan, err error) {
 	err = e.conn.QueryRow(ctx, s.q.takeOver, e.id.Namespace, e.id.Scope, e.id.Key, from, c.FP.Sum, c.FP.Alg, e.token,
-		attempt, s.opts.Grace.Milliseconds(), c.TTL.Milliseconds()).Scan(&life.expires, &life.created)
+		attempt, s.opts.Grace.Milliseconds(), c.TTL.Milliseconds(), c.External).Scan(&life.expires, &life.created)
 	return claimResult(life, err, "take over key")
 }
 
@@ -155,15 +162,18 @@ func (e *execution) proceedLeased(ctx context.Context, c *idemkey.Claim, attempt
 		return idemkey.Decision{}, err
 	}
 	if attempt == 1 {
-		if err := e.s.enforceQuota(ctx, e); err != nil {
+		if err := e.s.enforceQuota(ctx, e, c.MaxUnknown); err != nil {
 			return idemkey.Decision{}, err
 		}
 	}
-	e.record, e.expires = (*leasedRecord)(e), life.expires
+	e.record, e.expires, e.external = (*leasedRecord)(e), life.end(), c.External
+	if e.failedTTL = c.FailedTTL; c.External {
+		e.keptTTL, e.failedTTL = c.TTL, cmp.Or(c.FailedTTL, c.TTL)
+	}
 	args := append(e.s.txLimitArgs(c), e.id.Namespace, e.id.Scope, e.id.Key, e.token)
 	e.prepareTx(c, func(b *pgx.Batch) { b.Queue(e.s.q.lockRecord, args...).QueryRow(e.readLockResult) })
 	e.s.opener.addExecution(e, c.ExecTimeout)
-	return idemkey.Decision{Kind: idemkey.KindProceed, Exec: e, Incarnation: life.incarnation(e.id), Attempt: attempt, ExpiresAt: life.expires}, nil
+	return idemkey.Decision{Kind: idemkey.KindProceed, Exec: e, Incarnation: life.incarnation(e.id), Attempt: attempt, ExpiresAt: life.end()}, nil
 }
 
 // readLockResult reads the result of locking the record.
@@ -179,11 +189,11 @@ func (e *execution) readLockResult(row pgx.Row) error {
 type leasedRecord execution
 
 func (l *leasedRecord) queueKeep(b *pgx.Batch, xid string, header []byte, r *idemkey.Response) *pgx.QueuedQuery {
-	return b.Queue(l.s.q.commitRecord, l.recordArgs(int(r.State()), r.Status, header, r.Body, r.KeyID, xid)...)
+	return b.Queue(l.s.q.commitRecord, l.recordArgs(int(r.State()), r.Status, header, r.Body, r.KeyID, lifeArg(l.keptTTL), xid)...)
 }
 
 func (l *leasedRecord) keepOutside(ctx context.Context, db execer, header []byte, r *idemkey.Response) (bool, error) {
-	tag, err := db.Exec(ctx, l.s.q.completeRecord, l.recordArgs(int(r.State()), r.Status, header, r.Body, r.KeyID)...)
+	tag, err := db.Exec(ctx, l.s.q.completeRecord, l.recordArgs(int(r.State()), r.Status, header, r.Body, r.KeyID, lifeArg(l.keptTTL))...)
 	return tag.RowsAffected() == 1, err
 }
 
@@ -191,7 +201,7 @@ func (l *leasedRecord) keepOutside(ctx context.Context, db execer, header []byte
 // moment later than the client notices the loss, so freeRecord tries again: otherwise the key would stay in
 // progress until the grace is over.
 func (l *leasedRecord) freeRecord(ctx context.Context, mode idemkey.ReleaseMode, status int) error {
-	statement, args := l.s.q.failRecord, l.recordArgs(status)
+	statement, args := l.s.q.failRecord, l.failArgs(status, mode)
 	if mode == idemkey.Forget {
 		statement, args = l.s.q.forgetRecord, l.recordArgs()
 	}
@@ -231,8 +241,26 @@ func (l *leasedRecord) lookUpRecord(ctx context.Context) (kept, known bool, err 
 	case (*execution)(l).txCommitted(ctx):
 		return false, true, idemkey.ErrTxMisuse
 	}
-	tag, err := l.s.own.Exec(ctx, l.s.q.failRecord, l.recordArgs(0)...)
+	tag, err := l.s.own.Exec(ctx, l.s.q.failRecord, l.failArgs(0, (*execution)(l).undone())...)
 	return false, err == nil && tag.RowsAffected() == 1, nil
+}
+
+// failArgs returns the arguments of sqlFailRecord.
+func (l *leasedRecord) failArgs(status int, mode idemkey.ReleaseMode) []any {
+	state := idemkey.StateFailed
+	if mode == idemkey.Hold {
+		state = idemkey.StateUnknown
+	}
+	return l.recordArgs(status, int(state), lifeArg(l.failedTTL))
+}
+
+// lifeArg returns a life from now on as an argument, null if a record's life has begun with its claim.
+func lifeArg(d time.Duration) *int64 {
+	if d == 0 {
+		return nil
+	}
+	ms := d.Milliseconds()
+	return &ms
 }
 
 func (l *leasedRecord) recordArgs(more ...any) []any {

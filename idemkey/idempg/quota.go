@@ -20,6 +20,18 @@ SELECT 1 FROM {schema}.idempotency_key
 WHERE namespace = $1 AND scope = $2 AND (expires_at > clock_timestamp() OR state = 1 AND lease_until > clock_timestamp())
 ORDER BY key OFFSET $3 LIMIT 1`
 
+// checkUnknown returns an [*idemkey.UnknownLimitError] if as many outcomes of e's scope are unknown as allowed.
+func (s *Store) checkUnknown(ctx context.Context, e *execution, allowed int) error {
+	var unknown int
+	if err := e.conn.QueryRow(ctx, s.q.countUnknown, e.id.Namespace, e.id.Scope, allowed).Scan(&unknown); err != nil {
+		return fmt.Errorf("count unknown outcomes: %w", err)
+	}
+	if unknown >= allowed {
+		return &idemkey.UnknownLimitError{Limit: allowed}
+	}
+	return nil
+}
+
 // checkQuota returns an [*idemkey.QuotaError], if e's scope
 // has more live records than allowed.
 func (s *Store) checkQuota(ctx context.Context, e *execution, allowed int) error {
@@ -36,11 +48,14 @@ func (s *Store) checkQuota(ctx context.Context, e *execution, allowed int) error
 
 // enforceQuota deletes e's new record if it is one too many. If that fails half-way, the record lapses with its
 // grace.
-func (s *Store) enforceQuota(ctx context.Context, e *execution) error {
-	if s.opts.MaxPerScope == 0 {
-		return nil
+func (s *Store) enforceQuota(ctx context.Context, e *execution, maxUnknown int) error {
+	var refused error
+	if s.opts.MaxPerScope > 0 {
+		refused = s.checkQuota(ctx, e, s.opts.MaxPerScope)
 	}
-	refused := s.checkQuota(ctx, e, s.opts.MaxPerScope)
+	if refused == nil && maxUnknown > 0 {
+		refused = s.checkUnknown(ctx, e, maxUnknown)
+	}
 	if !errors.Is(refused, idemkey.ErrCapacity) {
 		return refused
 	}

@@ -45,16 +45,20 @@ func collectRecord(rows pgx.Rows) (*storedRecord, error) {
 
 func scanRecord(row pgx.CollectableRow) (*storedRecord, error) {
 	var (
-		r               storedRecord
-		leaseUntil, now time.Time
-		state, status   *int
-		keyID           *string
+		r                        storedRecord
+		leaseUntil, created, now time.Time
+		expires                  pgtype.Timestamptz
+		state, status            *int
+		keyID                    *string
 	)
-	err := row.Scan(&state, &r.FP.Sum, &r.FP.Alg, &r.token, &r.Attempt, &leaseUntil, &r.ExpiresAt, &now,
+	err := row.Scan(&state, &r.FP.Sum, &r.FP.Alg, &r.token, &r.Attempt, &leaseUntil, &created, &expires, &now,
 		&status, &r.header, &r.Response.Body, &keyID)
+	r.Age = now.Sub(created)
 	r.LeaseLeft = max(0, leaseUntil.Sub(now))
-	r.LifeLeft = max(0, r.ExpiresAt.Sub(now))
-	r.Expired = r.LifeLeft == 0
+	if expires.InfinityModifier == pgtype.Finite {
+		r.ExpiresAt, r.LifeLeft = expires.Time, max(0, expires.Time.Sub(now))
+		r.Expired = r.LifeLeft == 0
+	}
 	if state != nil && *state == int(uint8(*state)) {
 		r.State = idemkey.State(*state)
 	}

@@ -3,6 +3,7 @@ package idempg
 import (
 	"strings"
 
+	"github.com/sagamill/sagamill/internal/keysql"
 	"github.com/sagamill/sagamill/internal/pg"
 	"github.com/sagamill/sagamill/internal/sqlschema"
 	"github.com/sagamill/sagamill/internal/txguard"
@@ -10,7 +11,7 @@ import (
 
 // recordColumns are as they are stored: computing on them would cost the server more than reading them. All
 // times are compared with its clock.
-const recordColumns = `state, fp, fp_alg, token, attempt, lease_until, expires_at, clock_timestamp(),
+const recordColumns = `state, fp, fp_alg, token, attempt, lease_until, created_at, expires_at, clock_timestamp(),
 	resp_status, resp_header, resp_body, enc_key_id`
 
 // sqlReadRecord reads the committed record without waiting for a lock.
@@ -22,13 +23,14 @@ WHERE namespace = $1 AND scope = $2 AND key = $3`
 // waits for the other insert, which commits at once. DO NOTHING, since DO UPDATE
 // would wait for a running owner's row lock even where its WHERE is false. While an
 // owner's COMMIT is under way this waits for it, but never for a handler. The commit is
-// asynchronous: a claim that is lost with the server has committed nothing.
+// asynchronous: a claim that is lost with the server has committed nothing. With $9 the handler has effects outside of
+// the database: then the commit is not, and the record expires once its outcome is known.
 const sqlInsertClaim = `
 INSERT INTO {schema}.idempotency_key (namespace, scope, key, state, fp, fp_alg, token, attempt, lease_until, expires_at)
 VALUES ($1, $2, $3, 1, $4, $5, $6, 1,
-	clock_timestamp() + $7::bigint * interval '1 ms', clock_timestamp() + $8::bigint * interval '1 ms')
+	clock_timestamp() + $7::bigint * interval '1 ms', CASE WHEN $9 THEN 'infinity' ELSE clock_timestamp() + $8::bigint * interval '1 ms' END)
 ON CONFLICT (namespace, scope, key) DO NOTHING
-RETURNING expires_at, created_at, set_config('synchronous_commit', 'off', true)`
+RETURNING expires_at, created_at, CASE WHEN NOT $9 THEN set_config('synchronous_commit', 'off', true) END`
 
 // sqlTakeOver makes the caller the owner of a record that was read with token
 // $4. It changes no row if the record has changed since, or if its owner still
@@ -37,7 +39,7 @@ RETURNING expires_at, created_at, set_config('synchronous_commit', 'off', true)`
 const sqlTakeOver = `
 WITH free AS MATERIALIZED (
 	SELECT 1 FROM {schema}.idempotency_key
-	WHERE namespace = $1 AND scope = $2 AND key = $3 AND token = $4 AND (state = 2
+	WHERE namespace = $1 AND scope = $2 AND key = $3 AND token = $4 AND (state IN (2, 5)
 		OR state = 1 AND lease_until <= clock_timestamp()
 		OR state IN (3, 4) AND expires_at <= clock_timestamp())
 	FOR UPDATE SKIP LOCKED
@@ -45,7 +47,7 @@ WITH free AS MATERIALIZED (
 UPDATE {schema}.idempotency_key
 SET state = 1, fp = $5, fp_alg = $6, token = $7, attempt = $8,
 	lease_until = clock_timestamp() + $9::bigint * interval '1 ms',
-	expires_at = clock_timestamp() + $10::bigint * interval '1 ms',
+	expires_at = CASE WHEN $11 THEN 'infinity' ELSE clock_timestamp() + $10::bigint * interval '1 ms' END,
 	created_at = CASE WHEN $8 = 1 THEN clock_timestamp() ELSE created_at END,
 	resp_status = NULL, resp_header = NULL, resp_body = NULL, enc_key_id = NULL, completed_at = NULL
 WHERE namespace = $1 AND scope = $2 AND key = $3 AND token = $4 AND EXISTS (SELECT FROM free)
@@ -123,21 +125,23 @@ const sqlReadLock = `SELECT EXISTS (SELECT` + ownersOfLock + `)`
 const sqlEndOwner = `SELECT pg_terminate_backend(pid)` + ownersOfLock + ` AND pid = $2::bigint`
 
 // sqlCompleteRecord keeps a response. It changes one row if the caller still
-// owns the record, else none.
+// owns the record, else none. If $10 is not null, the record expires so many milliseconds from now.
 const sqlCompleteRecord = `
 UPDATE {schema}.idempotency_key
-SET state = $5, resp_status = $6, resp_header = $7, resp_body = $8, enc_key_id = nullif($9, ''), completed_at = clock_timestamp()
+SET state = $5, resp_status = $6, resp_header = $7, resp_body = $8, enc_key_id = nullif($9, ''), completed_at = clock_timestamp(),
+	expires_at = coalesce(clock_timestamp() + $10::bigint * interval '1 ms', expires_at)
 WHERE namespace = $1 AND scope = $2 AND key = $3 AND token = $4 AND state = 1`
 
 // sqlCommitRecord keeps a response in the business transaction, where COMMIT follows without waiting for an
 // answer. So it fails, with a division by zero, if another owner has the record, by onlyInTx if the transaction is not
-// the one called $10, and by [txguard.CodeUnchanged] if there is no record: the row lock keeps others from removing it,
+// the one called $11, and by [txguard.CodeUnchanged] if there is no record: the row lock keeps others from removing it,
 // but not the handler, and row-level security may hide it.
 var sqlCommitRecord = txguard.MustChange(`
 UPDATE {schema}.idempotency_key
 SET state = CASE WHEN token = $4 AND state = 1 THEN $5::smallint ELSE 1 / (attempt - attempt) END,
-	resp_status = $6, resp_header = $7, resp_body = $8, enc_key_id = nullif($9, ''), completed_at = clock_timestamp()
-WHERE namespace = $1 AND scope = $2 AND key = $3 AND ` + strings.ReplaceAll(onlyInTx, "{xid}", "$10::text"))
+	resp_status = $6, resp_header = $7, resp_body = $8, enc_key_id = nullif($9, ''), completed_at = clock_timestamp(),
+	expires_at = coalesce(clock_timestamp() + $10::bigint * interval '1 ms', expires_at)
+WHERE namespace = $1 AND scope = $2 AND key = $3 AND ` + strings.ReplaceAll(onlyInTx, "{xid}", "$11::text"))
 
 // sqlKeepInline keeps a response under ClaimInline, where no record has been
 // before. A record of a leasing store, or an expired one, is replaced if it is still the
@@ -165,15 +169,17 @@ const sqlForgetPrior = `
 DELETE FROM {schema}.idempotency_key
 WHERE namespace = $1 AND scope = $2 AND key = $3 AND token = $4 AND state = $5`
 
-// sqlFailRecord releases a record for its request's next attempt. It skips a
-// locked row: then the owner's transaction has not ended, and nothing is decided.
+// sqlFailRecord releases a record for its request's next attempt, or by state 5 for a decision. It skips a
+// locked row: then the owner's transaction has not ended, and nothing is decided. If $7 is not null, the record expires so
+// many milliseconds from now.
 const sqlFailRecord = `
 WITH free AS MATERIALIZED (
 	SELECT 1 FROM {schema}.idempotency_key
 	WHERE namespace = $1 AND scope = $2 AND key = $3 AND token = $4 AND state = 1
 	FOR UPDATE SKIP LOCKED
 )
-UPDATE {schema}.idempotency_key SET state = 2, resp_status = $5, lease_until = clock_timestamp()
+UPDATE {schema}.idempotency_key SET state = $6::smallint, resp_status = $5, lease_until = clock_timestamp(),
+	expires_at = CASE WHEN $6::smallint = 5 THEN 'infinity' ELSE coalesce(clock_timestamp() + $7::bigint * interval '1 ms', expires_at) END
 WHERE namespace = $1 AND scope = $2 AND key = $3 AND token = $4 AND state = 1 AND EXISTS (SELECT FROM free)`
 
 // sqlForgetRecord makes the key new, under the same conditions.
@@ -227,7 +233,7 @@ type queries struct {
 	lockRecord, completeRecord, commitRecord, failRecord, forgetRecord string
 	keepInline, commitInline, lockPrior, forgetPrior                   string
 	readState, readHolder, lockState, sweepRecords, findOverQuota      string
-	readUnwritten, findHidden                                          string
+	readUnwritten, findHidden, countUnknown, listUnknown, settle       string
 }
 
 func newQueries(schema string) queries {
@@ -241,6 +247,6 @@ func newQueries(schema string) queries {
 		commitInline: bind(txguard.MustChange(strings.ReplaceAll(sqlKeepInline, "{only}", "WHERE "+strings.ReplaceAll(onlyInTx, "{xid}", "$16::text")))),
 		lockPrior:    bind(sqlLockPrior), forgetPrior: bind(sqlForgetPrior),
 		readState: bind(sqlReadState), readHolder: bind(sqlReadHolder), lockState: bind(sqlLockState), sweepRecords: bind(sqlSweepRecords), findOverQuota: bind(sqlFindOverQuota),
-		readUnwritten: bind(sqlReadUnwritten), findHidden: bind(pg.SQLFindHidden("idempotency_key")),
+		countUnknown: bind(keysql.CountUnknown), listUnknown: bind(keysql.ListUnknown), settle: bind(keysql.Settle), readUnwritten: bind(sqlReadUnwritten), findHidden: bind(pg.SQLFindHidden("idempotency_key")),
 	}
 }

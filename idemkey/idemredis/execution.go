@@ -19,8 +19,13 @@ var errTakenOver = fmt.Errorf("%w, or Redis has lost the record", idemkey.ErrLea
 // An execution owns one claim for as long as the record has its token.
 type execution struct {
 	s          *Store
+	id         idemkey.Identity
 	key, token string
 	lease      time.Duration
+
+	open               *openRun      // nil: the handler has no effects outside of the store
+	keptTTL, failedTTL time.Duration // of the record, from the end of the run on; 0: since its claim
+	keepExpired        time.Duration
 }
 
 func (e *execution) Context(ctx context.Context) context.Context { return ctx }
@@ -53,9 +58,11 @@ func (e *execution) keepResponse(ctx context.Context, r *idemkey.Response) error
 			_ = backoff.Sleep(ctx, savePause)
 		}
 		var kept bool
-		kept, err = e.runOwnerScript(ctx, scriptComplete, int(r.State()), r.Status, header, r.Body, r.KeyID)
+		kept, err = e.runOwnerScript(ctx, scriptComplete, int(r.State()), r.Status, header, r.Body, r.KeyID,
+			lifeArg(e.keptTTL), milliseconds(e.keepExpired))
 		switch {
 		case kept:
+			e.open.remove(ctx, e.s)
 			return failpoint.Hit("idemredis/after-save")
 		case err == nil:
 			return notStoredError(errTakenOver)
@@ -71,12 +78,21 @@ func notStoredError(cause error) error {
 // Release releases the key, unless another owner has it by now. After an error
 // the record lapses with its lease.
 func (e *execution) Release(ctx context.Context, mode idemkey.ReleaseMode, status int) error {
-	how := "bound"
-	if mode == idemkey.Forget {
+	how := any(int(idemkey.StateFailed))
+	switch mode {
+	case idemkey.Forget:
 		how = "forget"
+	case idemkey.Hold:
+		how = int(idemkey.StateUnknown)
 	}
-	if _, err := e.runOwnerScript(ctx, scriptRelease, how, status); err != nil {
+	_, err := e.runOwnerScript(ctx, scriptRelease, how, status, lifeArg(e.failedTTL), milliseconds(e.keepExpired))
+	switch {
+	case err != nil:
 		return fmt.Errorf("idemredis: release record: %w", err)
+	case mode == idemkey.Hold && e.open == nil:
+		return e.s.openRunOf(e.id).add(ctx, e.s)
+	case mode != idemkey.Hold:
+		e.open.remove(ctx, e.s)
 	}
 	return nil
 }
@@ -101,6 +117,14 @@ func (e *execution) Renew(ctx context.Context) error {
 func (e *execution) runOwnerScript(ctx context.Context, script *redis.Script, args ...any) (bool, error) {
 	n, err := e.s.callScript(ctx, script, e.key, append([]any{e.token}, args...)...).Int()
 	return n == 1, err
+}
+
+// lifeArg is a life from now on as an argument, empty if a record's life has begun with its claim.
+func lifeArg(d time.Duration) any {
+	if d == 0 {
+		return ""
+	}
+	return milliseconds(d)
 }
 
 // keyless runs a request that is not remembered.

@@ -33,13 +33,24 @@ func decodeClaim(reply []any) (c wonClaim, won bool) {
 	attempt, ok := reply[1].(int64)
 	expires, ok2 := reply[2].(int64)
 	incarnation, ok3 := reply[3].(string)
-	return wonClaim{int(attempt), time.UnixMilli(expires), incarnation}, ok && ok2 && ok3
+	return wonClaim{int(attempt), expiryOf(expires), incarnation}, ok && ok2 && ok3
+}
+
+// maxAge is more than any record's age that matters, in milliseconds.
+const maxAge = int64(100 * 365 * 24 * time.Hour / time.Millisecond)
+
+// expiryOf returns the time of ms since 1970, zero for never.
+func expiryOf(ms int64) time.Time {
+	if ms == never {
+		return time.Time{}
+	}
+	return time.UnixMilli(ms)
 }
 
 // decodeRecord reads the reply of luaRead. A hash that this package's scripts cannot have
 // written is [idemkey.ErrRecordCorrupt].
 func decodeRecord(reply []any) (*storedRecord, error) {
-	const fields = 13
+	const fields = 14
 	if len(reply) != fields || reply[0] != int64(0) {
 		return nil, errReply
 	}
@@ -50,15 +61,18 @@ func decodeRecord(reply []any) (*storedRecord, error) {
 			FP:        idemkey.Fingerprint{Sum: []byte(d.readText(2)), Alg: d.readText(3)},
 			Attempt:   d.readNumber(5, math.MaxInt32),
 			LeaseLeft: time.Duration(d.readInteger(6)) * time.Millisecond,
-			ExpiresAt: time.UnixMilli(d.readInteger(7)),
-			LifeLeft:  time.Duration(d.readInteger(8)) * time.Millisecond,
+			ExpiresAt: expiryOf(d.readInteger(7)),
+			Age:       time.Duration(min(d.readInteger(13), maxAge)) * time.Millisecond,
 		},
 		token: d.readText(4),
 	}
-	rec.Expired = rec.LifeLeft == 0
+	if !rec.ExpiresAt.IsZero() {
+		rec.LifeLeft = time.Duration(d.readInteger(8)) * time.Millisecond
+		rec.Expired = rec.LifeLeft == 0
+	}
 	switch rec.State {
 	case idemkey.StateInProgress:
-	case idemkey.StateFailed:
+	case idemkey.StateFailed, idemkey.StateUnknown:
 		rec.Response.Status = d.readNumber(9, maxStatus)
 	case idemkey.StateCompleted, idemkey.StateTombstone:
 		rec.Response.Status = d.readNumber(9, maxStatus)

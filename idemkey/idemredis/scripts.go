@@ -1,13 +1,35 @@
 package idemredis
 
-import "github.com/redis/go-redis/v9"
+import (
+	"strconv"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// never is expires_at and purge_at of a record whose outcome is not known: the largest integer that a number of Lua can be.
+const never = 1<<53 - 1
+
+// luaLive defines live, which lets the record expire ttl ms from now, and Redis remove it keep ms after that. Without a
+// ttl it never expires.
+var luaLive = luaNow + `
+local function live(ttl, keep)
+	if not ttl then
+		redis.call('HSET', KEYS[1], 'expires_at', '` + strconv.Itoa(never) + `', 'purge_at', '` + strconv.Itoa(never) + `')
+		redis.call('PERSIST', KEYS[1])
+		return ` + strconv.Itoa(never) + `
+	end
+	redis.call('HSET', KEYS[1], 'expires_at', string.format('%.0f', now + ttl), 'purge_at', string.format('%.0f', now + ttl + keep))
+	redis.call('PEXPIREAT', KEYS[1], string.format('%.0f', now + ttl + keep))
+	return now + ttl
+end
+`
 
 // Each script has one key, so that it runs on a cluster, and reads the time from
 // Redis. Each may be sent twice, since a client repeats a script that it got no
 // reply to: the second run finds the changes of the first and returns the same.
 //
-// A hash has the fields state, token, fp, fp_alg, incarnation, attempt, lease_until,
-// expires_at and purge_at (ms since 1970). With a response it also has status,
+// A hash has the fields state, token, fp, fp_alg, incarnation, attempt, created_at, lease_until,
+// expires_at and purge_at (ms since 1970; expires_at and purge_at may be never). With a response it also has status,
 // header, body and key_id, which names the key that the body is sealed with.
 // Values are arbitrary bytes.
 
@@ -22,10 +44,10 @@ local now = t[1] * 1000 + math.floor(t[2] / 1000)
 const luaRead = `
 local function read()
 	local r = redis.call('HMGET', KEYS[1], 'state', 'fp', 'fp_alg', 'token', 'attempt',
-		'lease_until', 'expires_at', 'status', 'header', 'body', 'key_id')
+		'lease_until', 'expires_at', 'status', 'header', 'body', 'key_id', 'created_at')
 	local lease, expires = tonumber(r[6]) or false, tonumber(r[7]) or false
 	local left, life = lease and math.max(0, lease - now), expires and math.max(0, expires - now)
-	return {0, r[1], r[2], r[3], r[4], r[5], left, expires, life, r[8], r[9], r[10], r[11] or ''}
+	return {0, r[1], r[2], r[3], r[4], r[5], left, expires, life, r[8], r[9], r[10], r[11] or '', now - (tonumber(r[12]) or 0)}
 end
 `
 
@@ -33,18 +55,19 @@ end
 // token ARGV[2] if that may still be taken over. Otherwise it returns the
 // record. Of claims that race, Redis runs one first, and the others find it. A
 // response that has not expired is never written over.
-var scriptBegin = redis.NewScript(luaNow + luaRead + `
+var scriptBegin = redis.NewScript(luaLive + luaRead + `
 local token, from = ARGV[1], ARGV[2]
 local ttl, lease, keep, attempt = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7]), ARGV[8]
 local incarnation = ARGV[9]
-local r = redis.call('HMGET', KEYS[1], 'state', 'token', 'lease_until', 'expires_at', 'attempt', 'incarnation')
+local created = string.format('%.0f', now)
+local r = redis.call('HMGET', KEYS[1], 'state', 'token', 'lease_until', 'expires_at', 'attempt', 'incarnation', 'created_at')
 local state = r[1]
 if state == '1' and r[2] == token then
 	return {1, tonumber(r[5]), tonumber(r[4]), r[6] or ''}
 end
 if state or redis.call('EXISTS', KEYS[1]) == 1 then
 	local lease, expires = tonumber(r[3]), tonumber(r[4]) -- nil: damaged, which read tells
-	local free = lease and expires and (state == '2'
+	local free = lease and expires and (state == '2' or state == '5'
 		or state == '1' and lease <= now
 		or (state == '3' or state == '4') and expires <= now)
 	if from == '' or r[2] ~= from or not free then
@@ -54,13 +77,10 @@ if state or redis.call('EXISTS', KEYS[1]) == 1 then
 else
 	attempt = '1'
 end
-if attempt ~= '1' then incarnation = r[6] or '' end
-local expires = now + ttl
+if attempt ~= '1' then incarnation, created = r[6] or '', r[7] or '0' end
 redis.call('HSET', KEYS[1], 'state', '1', 'token', token, 'fp', ARGV[3], 'fp_alg', ARGV[4], 'incarnation', incarnation, 'attempt', attempt,
-	'lease_until', string.format('%.0f', now + lease), 'expires_at', string.format('%.0f', expires),
-	'purge_at', string.format('%.0f', expires + keep))
-redis.call('PEXPIREAT', KEYS[1], string.format('%.0f', expires + keep))
-return {1, tonumber(attempt), expires, incarnation}
+	'created_at', created, 'lease_until', string.format('%.0f', now + lease))
+return {1, tonumber(attempt), live(ttl, keep), incarnation}
 `)
 
 // scriptInspect reads the record and changes nothing.
@@ -70,26 +90,28 @@ return read()
 
 // scriptComplete keeps a response. It returns 0 if the record is another
 // owner's or gone. A renewal may have made the key outlive the record; from
-// here on it does not.
-var scriptComplete = redis.NewScript(`
+// here on it does not. With ARGV[7] the record's life begins now.
+var scriptComplete = redis.NewScript(luaLive + `
 local r = redis.call('HMGET', KEYS[1], 'token', 'state', 'purge_at')
 if r[1] ~= ARGV[1] then return 0 end
 if r[2] == ARGV[2] then return 1 end
 if r[2] ~= '1' then return 0 end
 redis.call('HSET', KEYS[1], 'state', ARGV[2], 'status', ARGV[3], 'header', ARGV[4])
 if ARGV[2] == '3' then redis.call('HSET', KEYS[1], 'body', ARGV[5], 'key_id', ARGV[6]) end
-redis.call('PEXPIREAT', KEYS[1], r[3])
+if ARGV[7] ~= '' then live(tonumber(ARGV[7]), tonumber(ARGV[8])) else redis.call('PEXPIREAT', KEYS[1], r[3]) end
 return 1
 `)
 
 // scriptRelease releases the record, if it is still the caller's: for its request's next
-// attempt, or by deleting it.
-var scriptRelease = redis.NewScript(`
+// attempt, for a decision, or by deleting it. With ARGV[4] the record's life begins now.
+var scriptRelease = redis.NewScript(luaLive + `
 local r = redis.call('HMGET', KEYS[1], 'token', 'state', 'purge_at')
 if r[1] ~= ARGV[1] or r[2] ~= '1' then return 0 end
 if ARGV[2] == 'forget' then return redis.call('DEL', KEYS[1]) end
-redis.call('HSET', KEYS[1], 'state', '2', 'status', ARGV[3])
-redis.call('PEXPIREAT', KEYS[1], r[3])
+redis.call('HSET', KEYS[1], 'state', ARGV[2], 'status', ARGV[3])
+if ARGV[2] == '5' then live()
+elseif ARGV[4] ~= '' then live(tonumber(ARGV[4]), tonumber(ARGV[5]))
+else redis.call('PEXPIREAT', KEYS[1], r[3]) end
 return 1
 `)
 

@@ -1,6 +1,7 @@
 package idemredis
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -65,7 +66,13 @@ func (s *Store) Begin(ctx context.Context, c idemkey.Claim) (idemkey.Decision, e
 // claimOrDecide claims an absent record, and otherwise decides by the record. A record that
 // may be taken over is claimed again, by the token it was read with.
 func (s *Store) claimOrDecide(ctx context.Context, c *idemkey.Claim) (idemkey.Decision, error) {
-	e := &execution{s: s, key: rediskey.Of(s.opts.Prefix, c.ID), token: rand.Text(), lease: c.Lease}
+	e := &execution{s: s, id: c.ID, key: rediskey.Of(s.opts.Prefix, c.ID), token: rand.Text(), lease: c.Lease, failedTTL: c.FailedTTL}
+	if c.RejectExpired {
+		e.keepExpired = s.opts.KeepExpired
+	}
+	if c.External {
+		e.open, e.keptTTL, e.failedTTL = s.openRunOf(c.ID), c.TTL, cmp.Or(c.FailedTTL, c.TTL)
+	}
 	from, attempt, tookOver := "", 1, false
 	for range maxClaims {
 		reply, err := s.sendClaim(ctx, e, c, from, attempt)
@@ -73,6 +80,9 @@ func (s *Store) claimOrDecide(ctx context.Context, c *idemkey.Claim) (idemkey.De
 			return idemkey.Decision{}, err
 		}
 		if claim, won := decodeClaim(reply); won {
+			if err := s.enterOpenRun(ctx, e, c, claim.attempt); err != nil {
+				return idemkey.Decision{}, err
+			}
 			d := idemkey.Decision{Kind: idemkey.KindProceed, Exec: e, Incarnation: claim.incarnation, Attempt: claim.attempt, ExpiresAt: claim.expires}
 			d.TookOver = tookOver && claim.attempt > 1 // attempt 1: the record was gone
 			return d, failpoint.Hit("idemredis/after-claim")
@@ -82,6 +92,12 @@ func (s *Store) claimOrDecide(ctx context.Context, c *idemkey.Claim) (idemkey.De
 			return idemkey.Decision{}, err
 		}
 		if kind := c.Judge(&rec.Record); kind != idemkey.KindProceed {
+			if kind == idemkey.KindUnknown {
+				err = s.openRunOf(c.ID).add(ctx, s) // an owner that died at once, or a failover, may have left it out
+			}
+			if err != nil {
+				return idemkey.Decision{}, err
+			}
 			return rec.decisionOf(kind)
 		}
 		from, attempt, tookOver = rec.token, c.NextAttempt(&rec.Record), c.TakesOver(&rec.Record)
@@ -93,12 +109,12 @@ func (s *Store) claimOrDecide(ctx context.Context, c *idemkey.Claim) (idemkey.De
 func newIncarnation() string { return strings.ToLower(rand.Text()[:13]) }
 
 func (s *Store) sendClaim(ctx context.Context, e *execution, c *idemkey.Claim, from string, attempt int) ([]any, error) {
-	keep := time.Duration(0)
-	if c.RejectExpired {
-		keep = s.opts.KeepExpired
+	ttl := any(milliseconds(c.TTL))
+	if c.External {
+		ttl = ""
 	}
 	return s.callScript(ctx, scriptBegin, e.key, e.token, from, c.FP.Sum, c.FP.Alg,
-		milliseconds(c.TTL), milliseconds(c.Lease), milliseconds(keep), attempt, newIncarnation()).Slice()
+		ttl, milliseconds(c.Lease), milliseconds(e.keepExpired), attempt, newIncarnation()).Slice()
 }
 
 // callScript runs a script within the budget. Run sends its digest, and the script

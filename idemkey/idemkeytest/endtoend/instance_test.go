@@ -198,7 +198,7 @@ func (in *instance) Observe(_ context.Context, e idemkey.Event) {
 	_ = in.tell("event", nil, event{Result: e.Result, Outcome: e.Outcome})
 }
 
-func (in *instance) recover(*http.Request, idemkey.Identity) (*idemkey.Response, error) {
+func (in *instance) recover(context.Context, idemkey.Identity) (*idemkey.Response, error) {
 	switch in.Recover {
 	case recoverDone:
 		return &idemkey.Response{Status: http.StatusAccepted, Body: []byte("found")}, nil

@@ -256,7 +256,7 @@ func identity(key string) idemkey.Identity {
 const absent = "absent"
 
 var stateNames = map[idemkey.State]string{
-	idemkey.StateInProgress: inProgress, idemkey.StateFailed: "failed", idemkey.StateCompleted: completed, idemkey.StateTombstone: "tombstone",
+	idemkey.StateInProgress: inProgress, idemkey.StateFailed: "failed", idemkey.StateCompleted: completed, idemkey.StateTombstone: "tombstone", idemkey.StateUnknown: "unknown",
 }
 
 const (

@@ -93,6 +93,14 @@ var statuses = []statusRow{
 		options: func(o *idemkey.Options) { o.Limits.Wait = 50 * time.Millisecond }},
 	{code: idemkey.CodeOutcomeUnknown, way: "too many attempts", status: 409, record: "failed",
 		options: func(o *idemkey.Options) { o.Limits.MaxAttempts = 1 }, handle: fails, provoke: twice},
+	{code: idemkey.CodeOutcomeUnknown, way: "timeout with external effects", status: 409, record: "unknown", handle: tooSlow,
+		options: func(o *idemkey.Options) { o.Limits.ExecTimeout, o.ExternalEffects = time.Second, true }},
+	{code: idemkey.CodeUnknownLimit, way: "one is unknown", status: 503, again: true, after: [2]int{30, 30}, record: absent, provoke: whileUnknown,
+		options: func(o *idemkey.Options) { o.Limits.MaxUnknownPerScope, o.ExternalEffects = 1, true },
+		handle: func(_ *statusTest, _ http.ResponseWriter, r *http.Request) error {
+			idemkey.SetVerdict(r.Context(), idemkey.Unknown)
+			return nil
+		}},
 	{code: idemkey.CodeKeyExpired, way: "refused", status: 410, rows: 1, record: completed,
 		options: func(o *idemkey.Options) { o.Key.RejectExpired = true }, provoke: whenExpired},
 	{code: idemkey.CodeNotRetained, way: "no bodies stored", status: 410, rows: 1, record: "tombstone",
@@ -115,17 +123,24 @@ var statuses = []statusRow{
 	{code: idemkey.CodeCapacity, way: "no place", status: 503, again: true, after: soon, record: absent, provoke: whileFull,
 		servers: func(c *settings) { c.MaxInFlight, c.Acquire = 1, time.Second }},
 	{code: idemkey.CodeExecTimeout, way: "handler too slow", status: 503, again: true, after: soon, record: "failed",
-		options: func(o *idemkey.Options) { o.Limits.ExecTimeout = time.Second },
-		handle: func(_ *statusTest, w http.ResponseWriter, r *http.Request) error {
-			<-r.Context().Done()
-			return nil
-		}},
+		options: func(o *idemkey.Options) { o.Limits.ExecTimeout = time.Second }, handle: tooSlow},
 	{code: idemkey.CodeTxConflict, way: "serialization failure", status: 503, again: true, after: soon, record: "failed",
 		handle: func(s *statusTest, _ http.ResponseWriter, r *http.Request) error {
 			_, err := idempg.Tx(r.Context()).Exec(r.Context(), "DO $$ BEGIN RAISE serialization_failure; END $$")
 			return err
 		}},
 	{code: idemkey.CodeUnverified, way: "reply to COMMIT lost", status: 503, again: true, after: soon, rows: 1, record: completed, provoke: whenUnverified},
+}
+
+// tooSlow is a handler that its time limit ends.
+func tooSlow(_ *statusTest, _ http.ResponseWriter, r *http.Request) error {
+	<-r.Context().Done()
+	return nil
+}
+
+func whileUnknown(s *statusTest) answer {
+	s.post("order", pgtest.Name())
+	return s.post("order", s.key)
 }
 
 // errHandler is a handler's own error. Clients must not see its text.

@@ -82,7 +82,7 @@ var transitions = []transition{
 		x.stored(inProgress, 0, 0)
 	}, none: map[string]string{inline: refused}},
 	{name: "T5 lapsed, and recovered", options: func(o *idemkey.Options) {
-		o.Recover = func(*http.Request, idemkey.Identity) (*idemkey.Response, error) {
+		o.Recover = func(context.Context, idemkey.Identity) (*idemkey.Response, error) {
 			return &idemkey.Response{Status: http.StatusCreated, Body: []byte("found")}, nil
 		}
 	}, steps: func(x *life) {

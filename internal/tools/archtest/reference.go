@@ -25,7 +25,7 @@ var configuredParts = []configuredPart{
 	{"A whole service", []string{"sagamill.Config"}},
 	{"Idempotent requests", []string{
 		"idemkey.Options", "idemkey.KeyOptions", "idemkey.FingerprintOptions", "idemkey.Limits", "idemkey.ResponseOptions", "idemkey.ProblemOptions",
-		"idempg.Options", "idemredis.Options", "idemhybrid.Options", "idemkey.MemoryOptions", "idemkey.SweeperOptions",
+		"idempg.Options", "idemredis.Options", "idemhybrid.Options", "idemkey.MemoryOptions", "idemkey.SweeperOptions", "idemkey.ReconcilerOptions",
 	}},
 	{"Outbox and relay", []string{"outbox.WriterOptions", "outbox.RelayOptions", "outbox.WatermillOptions"}},
 	{"Consumers and steps", []string{"consumer.Options", "consumer.Step", "consumer.SweeperOptions"}},

@@ -66,6 +66,7 @@ var layers = map[string][]string{
 	consoleServer:        {"console"},
 	"internal/sagarow":   {"outbox"},
 	"internal/rediskey":  {"idemkey"},
+	"internal/keysql":    {"idemkey"},
 	"internal/testing":   {"*"},
 	"internal/suites":    {"*"},
 	"internal/tools":     {"*"},
