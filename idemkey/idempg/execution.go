@@ -26,6 +26,7 @@ import (
 type execution struct {
 	s       *Store
 	conn    *pgxpool.Conn
+	pid     uint32 // of its session on the server
 	tx      *lazytx.Tx
 	id      idemkey.Identity
 	token   pgtype.UUID
@@ -65,7 +66,7 @@ type record interface {
 // prepareTx gives e a transaction that is opened by what opening queues. A callback of that
 // identifies it.
 func (e *execution) prepareTx(c *idemkey.Claim, opening func(*pgx.Batch)) {
-	e.misused = c.Misused
+	e.misused, e.pid = c.Misused, e.conn.Conn().PgConn().PID()
 	options := pgx.TxOptions{IsoLevel: e.s.opts.Isolation, AccessMode: pgx.ReadWrite}
 	e.tx = lazytx.New(e.conn.Conn(), options, opening)
 }

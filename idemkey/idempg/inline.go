@@ -101,13 +101,12 @@ func (s *Store) keyLockHeld(ctx context.Context, c *idemkey.Claim) (held bool, e
 // that the connection is cut: the key would then be in flight for as long as a handler may be idle. The lock
 // proves that the process id does not belong to another session by now.
 func (i *inlineRecord) endLostSession(ctx context.Context) {
-	pid := i.conn.Conn().PgConn().PID()
 	if !i.connClosed() {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), i.s.opts.LookupTimeout)
 	defer cancel()
-	_, _ = i.s.pool.Exec(ctx, sqlEndOwner, i.lock, int64(pid)) // else its idle time ends it
+	_, _ = i.s.pool.Exec(ctx, sqlEndOwner, i.lock, int64(i.pid)) // else its idle time ends it
 }
 
 // lockPriorRecord locks the record that e is to replace, so that no store that leases
@@ -154,8 +153,10 @@ func (i *inlineRecord) keepOutside(ctx context.Context, db execer, header []byte
 	return tag.RowsAffected() == 1, err
 }
 
-// freeRecord deletes a record that a store which leases has left, in mode Forget. Otherwise there is none.
+// freeRecord frees the key's lock, if a lost connection still holds it. It deletes a record that a store which leases has
+// left, in mode Forget. Otherwise there is none.
 func (i *inlineRecord) freeRecord(ctx context.Context, mode idemkey.ReleaseMode, _ int) error {
+	i.endLostSession(ctx)
 	if mode != idemkey.Forget || !i.prior.Valid {
 		return nil
 	}

@@ -197,27 +197,33 @@ func (l *leasedRecord) keepOutside(ctx context.Context, db execer, header []byte
 	return tag.RowsAffected() == 1, err
 }
 
-// freeRecord releases the record, unless its row is locked. After a lost connection the server frees the lock a
-// moment later than the client notices the loss, so freeRecord tries again: otherwise the key would stay in
-// progress until the grace is over.
+// freeRecord releases the record, unless its row is locked. After a lost connection the server frees the lock once it
+// notices the loss, and may never notice. So freeRecord ends the lost session, and tries again: otherwise the key would
+// stay in progress until the grace is over.
 func (l *leasedRecord) freeRecord(ctx context.Context, mode idemkey.ReleaseMode, status int) error {
 	statement, args := l.s.q.failRecord, l.failArgs(status, mode)
 	if mode == idemkey.Forget {
 		statement, args = l.s.q.forgetRecord, l.recordArgs()
 	}
-	for range freeTries {
+	for pause := freePause; ; pause = min(2*pause, maxFreePause) {
 		tag, err := (*execution)(l).connAfterTx().Exec(ctx, statement, args...)
 		if err != nil {
 			return fmt.Errorf("idempg: release record: %w", err)
 		}
-		if tag.RowsAffected() > 0 || !(*execution)(l).connClosed() {
+		if tag.RowsAffected() > 0 || !(*execution)(l).connClosed() || !l.endLostSession(ctx) {
 			return nil
 		}
-		if backoff.Sleep(ctx, freePause) != nil {
+		if backoff.Sleep(ctx, pause) != nil {
 			return nil // the record lapses with its lease
 		}
 	}
-	return nil
+}
+
+// endLostSession ends the session of l's lost connection, if it holds the row lock. It reports false if the record is not
+// this claim's any more, or cannot be read.
+func (l *leasedRecord) endLostSession(ctx context.Context) bool {
+	var ended *bool
+	return l.s.pool.QueryRow(ctx, l.s.q.endLostOwner, l.recordArgs(int64(l.pid))...).Scan(&ended) == nil
 }
 
 // lookUpRecord asks for the record. Its row lock tells whether the transaction is open

@@ -34,10 +34,11 @@ const (
 	// handler that has sent no statement yet.
 	openEarly = 4
 
-	// How often a record whose row is still locked by a lost connection is looked
-	// at again, and after which pause.
-	freeTries = 20
-	freePause = 10 * time.Millisecond
+	// How often the transaction of a lost connection is looked at again, and after which pause. The last is the
+	// longest pause of a release, which looks until its time is over.
+	freeTries    = 20
+	freePause    = 10 * time.Millisecond
+	maxFreePause = 200 * time.Millisecond
 
 	// reserved connections are left for those that only read a record.
 	reserved = 2

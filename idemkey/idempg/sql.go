@@ -124,6 +124,14 @@ const sqlReadLock = `SELECT EXISTS (SELECT` + ownersOfLock + `)`
 // sqlEndOwner ends session $2, if it is an owner.
 const sqlEndOwner = `SELECT pg_terminate_backend(pid)` + ownersOfLock + ` AND pid = $2::bigint`
 
+// sqlEndLostOwner ends session $5, if it holds the row lock of the claim with token $4. The lock proves that the process id
+// does not belong to another session by now. No row: the record is not this claim's any more.
+const sqlEndLostOwner = `
+SELECT (SELECT pg_terminate_backend(pid) FROM pg_locks
+	WHERE locktype = 'transactionid' AND granted AND transactionid = k.xmax AND pid = $5::bigint)
+FROM {schema}.idempotency_key AS k
+WHERE namespace = $1 AND scope = $2 AND key = $3 AND token = $4 AND state = 1`
+
 // sqlCompleteRecord keeps a response. It changes one row if the caller still
 // owns the record, else none. If $10 is not null, the record expires so many milliseconds from now.
 const sqlCompleteRecord = `
@@ -234,6 +242,7 @@ type queries struct {
 	keepInline, commitInline, lockPrior, forgetPrior                   string
 	readState, readHolder, lockState, sweepRecords, findOverQuota      string
 	readUnwritten, findHidden, countUnknown, listUnknown, settle       string
+	endLostOwner                                                       string
 }
 
 func newQueries(schema string) queries {
@@ -247,6 +256,7 @@ func newQueries(schema string) queries {
 		commitInline: bind(txguard.MustChange(strings.ReplaceAll(sqlKeepInline, "{only}", "WHERE "+strings.ReplaceAll(onlyInTx, "{xid}", "$16::text")))),
 		lockPrior:    bind(sqlLockPrior), forgetPrior: bind(sqlForgetPrior),
 		readState: bind(sqlReadState), readHolder: bind(sqlReadHolder), lockState: bind(sqlLockState), sweepRecords: bind(sqlSweepRecords), findOverQuota: bind(sqlFindOverQuota),
-		countUnknown: bind(keysql.CountUnknown), listUnknown: bind(keysql.ListUnknown), settle: bind(keysql.Settle), readUnwritten: bind(sqlReadUnwritten), findHidden: bind(pg.SQLFindHidden("idempotency_key")),
+		countUnknown: bind(keysql.CountUnknown), listUnknown: bind(keysql.ListUnknown), settle: bind(keysql.Settle),
+		readUnwritten: bind(sqlReadUnwritten), findHidden: bind(pg.SQLFindHidden("idempotency_key")), endLostOwner: bind(sqlEndLostOwner),
 	}
 }

@@ -33,6 +33,12 @@ FROM changed
 UPDATE {schema}.idempotency_key
 SET state = $5, resp_status = $6, resp_header = $7, resp_body = $8, enc_key_id = nullif($9, ''), completed_at = clock_timestamp()
 WHERE namespace = $1 AND scope = $2 AND key = $3 AND token = $4 AND state = 1
+---- queries.endLostOwner
+
+SELECT (SELECT pg_terminate_backend(pid) FROM pg_locks
+	WHERE locktype = 'transactionid' AND granted AND transactionid = k.xmax AND pid = $5::bigint)
+FROM {schema}.idempotency_key AS k
+WHERE namespace = $1 AND scope = $2 AND key = $3 AND token = $4 AND state = 1
 ---- queries.failRecord
 
 WITH free AS MATERIALIZED (
