@@ -54,14 +54,14 @@ func (c *claimer) decideClaim() (ruling, error) {
 
 // askStore sends one claim, and sends it again if the record was made with other settings that are known.
 func (c *claimer) askStore(claim Claim) (Decision, error) {
-	claim.Prior = c.older
+	claim.Prior = slices.Concat(c.claim.Prior, c.older)
 	c.asked = time.Now()
 	ctx, cancel := context.WithTimeout(c.detachedContext(), c.m.opts.Limits.StoreTimeout)
 	defer cancel()
 	d, err := c.claimInScope(ctx, claim)
 	if err == nil && d.Kind == KindFingerprintUnknown {
 		if c.older, c.olderErr = c.digestOtherSettings(d.FPAlg); len(c.older) > 0 {
-			claim.Prior = c.older
+			claim.Prior = slices.Concat(c.claim.Prior, c.older)
 			d, err = c.claimInScope(ctx, claim)
 		}
 	}
@@ -205,7 +205,7 @@ func (c *claimer) digestOtherSettings(alg string) (made []Fingerprint, err error
 			err = errors.Join(err, failed)
 			continue
 		}
-		made = append(made, fp)
+		made = append(append(made, fp), f.fingerprintsAsSpelled(c.r, c.body)...)
 	}
 	return made, err
 }

@@ -64,7 +64,7 @@
 // A handler writes to a buffer. When it returns, its verdict ([SetVerdict]) or
 // the [Policy] decides. By default: 2xx and 3xx commit and are kept. 4xx roll
 // back and are kept, except those that depend on the caller or the moment (401 403 407 408
-// 409 421 423 425 429). Any other response, a panic and a timeout roll back and release
+// 409 421 423 425 426 429). Any other response, a panic and a timeout roll back and release
 // the key for the same request. The client gets no byte before the outcome is durable. A
 // goroutine that still runs after the handler has returned cannot write: it gets [ErrSettled].
 //

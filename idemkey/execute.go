@@ -1,6 +1,7 @@
 package idemkey
 
 import (
+	"cmp"
 	"context"
 	"crypto/hmac"
 	"crypto/sha256"
@@ -42,6 +43,7 @@ func (x *executor) runHandler(found ruling) {
 	}
 	h := &handled{buffer: newBuffer(x.w, x.m.opts.Limits.HardResponseLimit, x.m.opts.own), run: &handlerRun{place: x.place,
 		info: RequestInfo{Identity: x.id, Incarnation: found.Incarnation, Attempt: found.Attempt, ExpiresAt: found.ExpiresAt}}}
+	h.buffer.head = x.r.Method == http.MethodHead
 	ctx, cancel := x.handlerContext()
 	defer cancel()
 	ctx, lost := context.WithCancelCause(ctx)
@@ -193,6 +195,13 @@ func (r *handlerRun) setUnlessClosed(set func()) {
 // failWith makes the request fail with p, whatever its handler and its policy say. p is not kept.
 func (r *handlerRun) failWith(p *Problem) {
 	r.setUnlessClosed(func() { r.verdict, r.err = Retryable, p })
+}
+
+// failShort makes a closed run fail with short, unless that is nil or the handler has failed by itself. It reports whether
+// the run has failed.
+func (r *handlerRun) failShort(short error) bool {
+	r.err = cmp.Or(r.err, short)
+	return r.err != nil
 }
 
 // verdictOnStatus returns the handler's verdict, or else the policy's on status.

@@ -17,6 +17,10 @@ import (
 // that it left behind can write no more. Nothing of such a Write is sent or kept.
 var ErrSettled = errors.New("idemkey: the handler has returned and its response is settled")
 
+// ErrShortResponse reports a handler that wrote fewer bytes than its Content-Length says: the response is not whole. The
+// request fails with it, as if the handler had returned it.
+var ErrShortResponse = errors.New("idemkey: the handler wrote fewer bytes than its Content-Length says")
+
 // errResponseTooLarge is the error of a handler's Write beyond the hard limit.
 var errResponseTooLarge = errors.New("idemkey: response is over the hard limit")
 
@@ -35,6 +39,7 @@ type buffer struct {
 	closed  atomic.Bool
 
 	raw    http.ResponseWriter
+	head   bool // of a request by HEAD, whose response has the length of a body that is not sent
 	limit  int
 	base   http.Header     // the headers of outer middleware, and the key
 	own    map[string]bool // canonical names that are the middleware's: see reserveHeaders
@@ -131,6 +136,9 @@ func (b *buffer) appendBody(p []byte) (int, error) {
 	if b.sent == nil {
 		b.setStatus(http.StatusOK)
 	}
+	if len(p) == 0 { // whatever the status, as in net/http: frameworks write empty bodies
+		return 0, nil
+	}
 	if !bodyAllowed(b.status) {
 		return 0, http.ErrBodyNotAllowed
 	}
@@ -200,7 +208,7 @@ func (b *buffer) keptResponse(kept map[string]bool, maxBody int) Response {
 	r := Response{Status: b.status, Header: make(http.Header), Body: b.body}
 	for name, values := range b.sent {
 		before, had := b.base[name]
-		if kept[name] && !(had && slices.Equal(before, values)) {
+		if (kept[name] || b.head && name == contentLength) && !(had && slices.Equal(before, values)) {
 			r.Header[name] = values
 		}
 	}
@@ -210,10 +218,22 @@ func (b *buffer) keptResponse(kept map[string]bool, maxBody int) Response {
 	return r
 }
 
+// checkLength returns [ErrShortResponse] if the body of a finished buffer is shorter than the handler has declared.
+func (b *buffer) checkLength() error {
+	declared := b.sent[contentLength]
+	if b.head || b.over || !bodyAllowed(b.status) || len(declared) == 0 || slices.Equal(declared, b.base[contentLength]) {
+		return nil
+	}
+	if n, err := strconv.ParseInt(declared[0], 10, 64); err != nil || n <= int64(len(b.body)) {
+		return nil
+	}
+	return ErrShortResponse
+}
+
 // sendResponse writes the finished response to the client.
 func (b *buffer) sendResponse() {
 	b.replaceHeader(b.sent)
-	sendBody(b.raw, b.status, b.body)
+	sendBody(b.raw, b.status, b.body, b.head)
 }
 
 // replaceControl returns a space for a control character that a header may not have.
@@ -230,12 +250,18 @@ func (b *buffer) replaceHeader(h http.Header) {
 	maps.Copy(raw, h)
 }
 
-// sendBody ignores a failed write: the client has disconnected, and a retry gets the same bytes.
-func sendBody(w http.ResponseWriter, status int, body []byte) {
-	if bodyAllowed(status) {
-		w.Header().Set("Content-Length", strconv.Itoa(len(body)))
-	} else {
-		w.Header().Del("Content-Length")
+const contentLength = "Content-Length"
+
+// sendBody ignores a failed write: the client has disconnected, and a retry gets the same bytes. The length of a response
+// to HEAD is what its header says.
+func sendBody(w http.ResponseWriter, status int, body []byte, head bool) {
+	h := w.Header()
+	switch {
+	case !bodyAllowed(status):
+		h.Del(contentLength)
+	case head && (len(body) == 0 || h.Get(contentLength) != ""):
+	default:
+		h.Set(contentLength, strconv.Itoa(len(body)))
 	}
 	w.WriteHeader(status)
 	if len(body) > 0 {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net/http"
 )
 
@@ -91,11 +92,40 @@ func (m *Middleware) Handler(next http.Handler) http.Handler {
 	site := mountSite()
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if !m.coversRequest(r) {
-			next.ServeHTTP(w, r)
+			m.passBy(w, r, next)
 			return
 		}
 		m.serveStages(w, r, next, site)
 	})
+}
+
+// ErrNotIdempotent reports that a handler needs the transaction of an idempotent request, and that no middleware makes the
+// request one.
+var ErrNotIdempotent = errors.New("idemkey: the request does not go through an idempotency middleware that covers it")
+
+// passBy serves a request that m does not cover. If next panics with an [ErrNotIdempotent], as idempg.Tx does, it is
+// answered with 500, [CodeNotIdempotent], and the log says why the request is not covered.
+func (m *Middleware) passBy(w http.ResponseWriter, r *http.Request, next http.Handler) {
+	defer func() {
+		thrown := recover()
+		if thrown == nil {
+			return
+		}
+		if err, ok := thrown.(error); !ok || !errors.Is(err, ErrNotIdempotent) {
+			panic(thrown)
+		}
+		reason := "Options.Skip passes the request by"
+		if !m.methods[r.Method] {
+			reason = fmt.Sprintf("%s is not among Options.Methods, %v", r.Method, m.opts.Methods)
+		}
+		q := newRequest(m, w, r)
+		defer q.reportEvent(context.WithoutCancel(r.Context()))
+		p := m.problemByCode(CodeNotIdempotent)
+		p.Detail = "The handler runs in the transaction of an idempotent request only, and " + reason + "."
+		q.noteError(fmt.Errorf("%w: %s: change Options.Methods, or mount the handler without idempg.Tx", ErrNotIdempotent, reason))
+		answerer{q}.answerProblem(ResultMisconfigured, p)
+	}()
+	next.ServeHTTP(w, r)
 }
 
 // serveStages takes a covered request through the stages: receive, claim, execute, record. Clients observe

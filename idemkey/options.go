@@ -432,6 +432,6 @@ func (o *Options) namespaceOf(r *http.Request) string {
 		return o.Key.Namespace
 	}
 	d := digest{sha256.New()}
-	d.writeStrings(r.Method, cmp.Or(r.Pattern, r.URL.EscapedPath()))
+	d.writeStrings(r.Method, cmp.Or(r.Pattern, normalPath(r.URL.EscapedPath())))
 	return o.Key.Namespace + ":" + hex.EncodeToString(d.Sum(nil)[:16])
 }

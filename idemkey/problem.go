@@ -52,6 +52,10 @@ const (
 	// service must restore it, or mount [Middleware.Outer].
 	CodeBodyConsumed = "body-consumed"
 
+	// CodeNotIdempotent: the handler needs the transaction of an idempotent request, but Options.Methods or Options.Skip
+	// passes the request by. The detail and the log say which.
+	CodeNotIdempotent = "not-idempotent"
+
 	// CodeMountedTwice: the request came through two [Middleware.Handler] that claim the same key.
 	CodeMountedTwice = "mounted-twice"
 )
@@ -109,6 +113,7 @@ var problems = map[string]Problem{
 		"It was not run now and may have run before: do not repeat it with another key."},
 	CodeScopeInvalid:     {Status: 500, Title: "Internal error", Detail: misconfigured},
 	CodeBodyConsumed:     {Status: 500, Title: "Internal error", Detail: misconfigured},
+	CodeNotIdempotent:    {Status: 500, Title: "Internal error", Detail: misconfigured},
 	CodeMountedTwice:     {Status: 500, Title: "Internal error", Detail: misconfigured},
 	CodeResponseTooLarge: {Status: 500, Title: "Response too large", Detail: "The response is over the limit of this operation."},
 	CodeInternal:         {Status: 500, Title: "Internal error", Detail: retrySameKey, Retryable: true, SameKey: true},

@@ -77,6 +77,7 @@ func (v *receiver) receiveRequest(site mountStack) (ok bool) {
 		v.answers.refuseRequest(ResultInvalid, CodeBodyUnreadable, err)
 		return false
 	}
+	v.claim.Prior = o.current.fingerprintsAsSpelled(v.r, v.body)
 	v.w.Header().Set(sent.header, sent.value) // checked: it can hold no line break
 	return true
 }

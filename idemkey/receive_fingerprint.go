@@ -151,6 +151,45 @@ func (o *Options) fingerprintOf(r *http.Request, body []byte) (Fingerprint, erro
 	return fp, err
 }
 
+// fingerprintsAsSpelled returns r's fingerprint with its path as the client has spelled it, as older processes have stored
+// it. There is none if that is the normal spelling.
+func (f *fingerprinter) fingerprintsAsSpelled(r *http.Request, body []byte) []Fingerprint {
+	spelled := r.URL.EscapedPath()
+	if f.opts.Custom != nil || spelled == normalPath(spelled) {
+		return nil
+	}
+	return []Fingerprint{f.digestPath(spelled, r, body)}
+}
+
+// normalPath returns an escaped path with unreserved characters as themselves, and escapes in upper case: RFC 3986 says in
+// 6.2.2 that such spellings are equivalent.
+func normalPath(escaped string) string {
+	if !strings.Contains(escaped, "%") {
+		return escaped
+	}
+	var b strings.Builder
+	for i := 0; i < len(escaped); i++ {
+		if escaped[i] != '%' || i+2 >= len(escaped) {
+			b.WriteByte(escaped[i])
+			continue
+		}
+		code, err := hex.DecodeString(escaped[i+1 : i+3])
+		switch {
+		case err == nil && unreserved(code[0]):
+			b.WriteByte(code[0])
+		default:
+			b.WriteString(strings.ToUpper(escaped[i : i+3]))
+		}
+		i += 2
+	}
+	return b.String()
+}
+
+// unreserved reports whether c means the same with and without an escape.
+func unreserved(c byte) bool {
+	return 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' || strings.IndexByte("-._~", c) >= 0
+}
+
 // digestRequest digests method, path, query, media type, the configured headers
 // and the whole body. It leaves out what differs between honest retries: host,
 // cookies, credentials, the multipart boundary, the order of JSON members.
@@ -158,8 +197,13 @@ func (f *fingerprinter) digestRequest(r *http.Request, body []byte) (Fingerprint
 	if f.opts.Custom != nil {
 		return f.opts.Custom(r, body)
 	}
+	return f.digestPath(normalPath(r.URL.EscapedPath()), r, body), nil
+}
+
+// digestPath is digestRequest for one spelling of the path.
+func (f *fingerprinter) digestPath(path string, r *http.Request, body []byte) Fingerprint {
 	d := digest{hmac.New(sha256.New, f.opts.Secret)}
-	d.writeStrings(fingerprintV1, r.Method, r.URL.EscapedPath())
+	d.writeStrings(fingerprintV1, r.Method, path)
 	d.writePairs(r.URL.RawQuery)
 	mediaType, params := parseMediaType(r.Header.Get("Content-Type"))
 	d.writeStrings(mediaType)
@@ -170,7 +214,7 @@ func (f *fingerprinter) digestRequest(r *http.Request, body []byte) (Fingerprint
 	encoding := strings.ToLower(strings.TrimSpace(r.Header.Get("Content-Encoding")))
 	kind, sum := f.digestBody(mediaType, params, encoding, body)
 	d.writeStrings(kind, encoding, string(sum))
-	return Fingerprint{Alg: f.label, Sum: d.Sum(nil)}, nil
+	return Fingerprint{Alg: f.label, Sum: d.Sum(nil)}
 }
 
 // A digest hashes lists of strings, each with its length in front, so that no

@@ -69,6 +69,8 @@ func TestFingerprint(t *testing.T) {
 		{name: "form boundaries", typeA: urlencoded, a: "a=b&c=d", typeB: urlencoded, b: "a=b%26c%3Dd"},
 		{name: "query sorted", queryA: "?a=1&b=2", query: "?b=2&a=1", same: true},
 		{name: "query values", queryA: "?a=1", query: "?a=2"},
+		{name: "unreserved in path", queryA: "/a%7Eb%2d%41", query: "/a~b-A", same: true},
+		{name: "case of escapes", queryA: "/a%2fb", query: "/a%2Fb", same: true},
 		{name: "path", queryA: "a%2Fb", query: "a/b"},
 		{name: "excluded", opts: Options{Fingerprint: FingerprintOptions{ExcludeFields: []string{"at", "$.meta.nonce"}}}, typeA: js, a: `{"at":1,"x":{"at":1},"meta":{"nonce":1,"k":1}}`, typeB: js, b: `{"x":{"at":1},"meta":{"k":1,"nonce":{"a":[]}},"at":{}}`, same: true},
 		{name: "not excluded", opts: Options{Fingerprint: FingerprintOptions{ExcludeFields: []string{"at"}}}, typeA: js, a: `{"x":{"at":1}}`, typeB: js, b: `{"x":{"at":2}}`},
@@ -83,6 +85,28 @@ func TestFingerprint(t *testing.T) {
 	}
 	if sum(t, Options{}, "/", js, "1") == sum(t, Options{Fingerprint: FingerprintOptions{Secret: []byte("s")}}, "/", js, "1") {
 		t.Error("the secret does not matter")
+	}
+}
+
+// A record that holds the path as it was spelled, as older processes store it, still matches.
+func TestRecordsOfPathsAsSpelled(t *testing.T) {
+	t.Parallel()
+	o := &Options{}
+	o.prepareLookups()
+	claim := func(target string) *Claim {
+		r := httptest.NewRequest("POST", target, nil)
+		fp, err := o.fingerprintOf(r, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return &Claim{FP: fp, Prior: o.current.fingerprintsAsSpelled(r, nil)}
+	}
+	old := o.current.digestPath("/a%7Eb", httptest.NewRequest("POST", "/a%7Eb", nil), nil)
+	if !claim("/a%7Eb").matchesStored(old) {
+		t.Error("a retry does not match the record of an older process")
+	}
+	if got := claim("/a~b").Prior; got != nil {
+		t.Errorf("a path in its normal spelling has %d further fingerprints", len(got))
 	}
 }
 

@@ -44,10 +44,10 @@ const (
 type Policy func(status int) Verdict
 
 // callerErrors are client errors that depend on the caller or the moment, and not on the request itself.
-var callerErrors = []int{401, 403, 407, 408, 409, 421, 423, 425, 429}
+var callerErrors = []int{401, 403, 407, 408, 409, 421, 423, 425, 426, 429}
 
 // DefaultPolicy keeps successes and redirects, and client errors except those
-// that depend on the caller and the moment: 401 403 407 408 409 421 423 425 429. A
+// that depend on the caller and the moment: 401 403 407 408 409 421 423 425 426 429. A
 // request with any other response may run again.
 func DefaultPolicy(status int) Verdict {
 	if status >= 200 && status < 500 && !slices.Contains(callerErrors, status) {
@@ -139,7 +139,7 @@ func (c *recorder) settleOutcome(ctx context.Context, h *handled) {
 	case b.over && c.m.traits.Transactional:
 		c.answerReleased(b, c.releaseKey(c.unfinished(), http.StatusInternalServerError))
 		return
-	case h.run.err != nil && !b.over: // over the limit the error may be that of the refused Write; the effects stand
+	case h.run.failShort(b.checkLength()) && !b.over: // over the limit the error may be that of the refused Write; the effects stand
 		b = c.answers.renderError(h.run)
 	}
 	switch verdict := h.run.verdictOnStatus(b.status, c.m.opts.Policy); verdict {

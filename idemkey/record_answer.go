@@ -6,6 +6,7 @@ import (
 	"math"
 	"net/http"
 	"slices"
+	"strings"
 
 	"github.com/sagamill/sagamill/internal/sqlstate"
 )
@@ -100,17 +101,45 @@ func (a answerer) sendReplay(r Response) {
 		}
 	}
 	h := a.w.Header()
+	outerVary := h["Vary"]
 	for name, values := range r.Header {
 		if !a.m.opts.own[http.CanonicalHeaderKey(name)] {
 			h[name] = slices.Clone(values)
 		}
+	}
+	if len(outerVary) > 0 {
+		h["Vary"] = mergeVary(outerVary, r.Header["Vary"])
 	}
 	if h.Get("Cache-Control") == "" {
 		h.Set("Cache-Control", "no-store")
 	}
 	h.Set(a.m.opts.Response.ReplayHeader, "true")
 	a.event.Status = r.Status
-	sendBody(a.w, r.Status, r.Body)
+	sendBody(a.w, r.Status, r.Body, a.r.Method == http.MethodHead)
+}
+
+// mergeVary returns the lines of outer and those of stored, without the names that occur before. Middleware around this
+// one depends on headers of its own.
+func mergeVary(outer, stored []string) []string {
+	merged, seen := slices.Clone(outer), make(map[string]bool)
+	for _, line := range outer {
+		for name := range strings.SplitSeq(line, ",") {
+			seen[strings.ToLower(strings.TrimSpace(name))] = true
+		}
+	}
+	for _, line := range stored {
+		var more []string
+		for name := range strings.SplitSeq(line, ",") {
+			if name = strings.TrimSpace(name); !seen[strings.ToLower(name)] {
+				seen[strings.ToLower(name)] = true
+				more = append(more, name)
+			}
+		}
+		if len(more) > 0 {
+			merged = append(merged, strings.Join(more, ", "))
+		}
+	}
+	return merged
 }
 
 // sendWritten answers with what the handler wrote, unless a part of that is missing.

@@ -79,7 +79,8 @@ func (o *Options) storedForm(req *http.Request, id Identity, alg string, r *Resp
 	s = r.cloneResponse()
 	if o.Response.Redact != nil {
 		o.Response.Redact(req, &s)
-		maps.DeleteFunc(s.Header, func(name string, _ []string) bool { return neverStored(name) })
+		head := req.Method == http.MethodHead
+		maps.DeleteFunc(s.Header, func(name string, _ []string) bool { return neverStored(name) && !(head && name == contentLength) })
 	}
 	if o.Response.NoStoreBody {
 		s.Body, s.Dropped = nil, true
@@ -120,10 +121,10 @@ func (a answerer) openStored(rec *Record) (Response, error) {
 	return opened, nil
 }
 
-// storedHeaders are the response headers that describe the stored content.
+// storedHeaders are the response headers that describe the stored content, or that its status needs.
 var storedHeaders = []string{
 	"Content-Type", "Content-Language", "Content-Encoding", "Content-Disposition", "Content-Location", "Location",
-	"Etag", "Last-Modified", "Link", "Cache-Control", "Vary", "Deprecation", "Sunset",
+	"Etag", "Last-Modified", "Link", "Cache-Control", "Vary", "Deprecation", "Sunset", "Allow", "Retry-After",
 }
 
 // neverStored reports that the header called name belongs to one exchange or one caller. To replay it would

@@ -293,3 +293,17 @@ func TestLateByContext(t *testing.T) {
 		}
 	}
 }
+
+// echo writes an empty body after a 204. A handler without its transaction is answered, too.
+func TestNoContentAndNoTransaction(t *testing.T) {
+	t.Parallel()
+	e := newEcho()
+	e.POST("/empty", func(c echo.Context) error { return c.String(http.StatusNoContent, "") }, idemecho.Handler(newMiddleware(t, idemkey.Options{})))
+	e.POST("/bare", func(echo.Context) error { panic(idemkey.ErrNotIdempotent) }, idemecho.Handler(newMiddleware(t, idemkey.Options{Methods: []string{"PUT"}})))
+	if rec := post(e, "/empty"); rec.Code != http.StatusNoContent {
+		t.Errorf("c.String(204, \"\") = %d %s", rec.Code, rec.Body)
+	}
+	if rec := post(e, "/bare"); rec.Code != http.StatusInternalServerError || !strings.Contains(rec.Body.String(), idemkey.CodeNotIdempotent) {
+		t.Errorf("without a transaction: %d %s", rec.Code, rec.Body)
+	}
+}

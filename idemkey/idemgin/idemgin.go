@@ -84,8 +84,9 @@ func serveCovered(w http.ResponseWriter, r *http.Request) {
 	p, _ := passageOf(r.Context()) // requestOf has put it there
 	p.ran = true
 	if _, untouched := w.(gin.ResponseWriter); untouched { // the buffer is none
-		p.covered = false
+		p.covered, p.ran = false, false // unless it panics, which may be answered
 		p.c.Next()
+		p.ran = true
 		return
 	}
 	runHandlers(p.c, w, r)

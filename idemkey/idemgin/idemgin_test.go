@@ -393,3 +393,14 @@ func TestStreamAbortWithError(t *testing.T) {
 		t.Errorf("the response looks whole: %d %q", resp.StatusCode, body)
 	}
 }
+
+// A handler without its transaction is answered, and the handlers after it do not run.
+func TestNoTransaction(t *testing.T) {
+	t.Parallel()
+	engine := gin.New()
+	engine.POST("/bare", idemgin.Handler(newMiddleware(t, idemkey.Options{Methods: []string{"PUT"}})),
+		func(*gin.Context) { panic(idemkey.ErrNotIdempotent) }, func(*gin.Context) { t.Error("the next handler runs") })
+	if rec := post(engine, "/bare"); rec.Code != http.StatusInternalServerError || !strings.Contains(rec.Body.String(), idemkey.CodeNotIdempotent) {
+		t.Errorf("without a transaction: %d %s", rec.Code, rec.Body)
+	}
+}

@@ -121,8 +121,8 @@ WHERE locktype = 'advisory' AND granted AND objsubid = 1
 // sqlReadLock looks for an owner of the lock. It takes no lock and waits for none.
 const sqlReadLock = `SELECT EXISTS (SELECT` + ownersOfLock + `)`
 
-// sqlEndOwner ends session $2, if it is an owner.
-const sqlEndOwner = `SELECT pg_terminate_backend(pid)` + ownersOfLock + ` AND pid = $2::bigint`
+// sqlEndOwner ends session $2, if it is an owner, and waits for its end for up to a second.
+const sqlEndOwner = `SELECT pg_terminate_backend(pid, 1000)` + ownersOfLock + ` AND pid = $2::bigint`
 
 // sqlEndLostOwner ends session $5, if it holds the row lock of the claim with token $4. The lock proves that the process id
 // does not belong to another session by now. No row: the record is not this claim's any more.

@@ -2,6 +2,7 @@ package idempg
 
 import (
 	"context"
+	"fmt"
 	"net/http"
 
 	"github.com/jackc/pgx/v5"
@@ -29,11 +30,13 @@ func TxFrom(ctx context.Context) (pgx.Tx, bool) {
 }
 
 // Tx is [TxFrom] for handlers that are mounted inside of a middleware on a
-// [Store], where there always is a transaction. It panics if there is none.
+// [Store], where there always is a transaction. Without one it panics with an [idemkey.ErrNotIdempotent]. If a middleware
+// is around the handler, and Methods or Skip of its options pass the request by, the middleware answers with 500
+// [idemkey.CodeNotIdempotent].
 func Tx(ctx context.Context) pgx.Tx {
 	tx, ok := TxFrom(ctx)
 	if !ok {
-		panic("idempg: no transaction: the request did not come through an idemkey.Middleware on an idempg.Store, or this is not the request's own context, as a gin.Context is not")
+		panic(fmt.Errorf("idempg: no transaction: %w, on an idempg.Store; or this is not the request's own context, as a gin.Context is not", idemkey.ErrNotIdempotent))
 	}
 	return tx
 }

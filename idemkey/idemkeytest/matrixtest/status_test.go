@@ -67,6 +67,10 @@ var statuses = []statusRow{
 			m.Handler(h).ServeHTTP(w, r)
 		})
 	}},
+	{code: idemkey.CodeNotIdempotent, way: "not among Methods", status: 500, record: absent, provoke: twice,
+		options: func(o *idemkey.Options) { o.Methods = []string{http.MethodPut} }},
+	{code: idemkey.CodeNotIdempotent, way: "Skip", status: 500, record: absent,
+		options: func(o *idemkey.Options) { o.Skip = func(*http.Request) bool { return true } }},
 	{code: idemkey.CodeMountedTwice, way: "one in another", status: 500, record: "failed",
 		mount: func(m *idemkey.Middleware, h http.Handler) http.Handler { return m.Handler(m.Handler(h)) }},
 	{code: idemkey.CodeBodyTooLarge, way: "by its Content-Length", status: 413, record: absent,
@@ -259,6 +263,11 @@ func (s *statusTest) serve(at *site) *httptest.Server {
 
 // ServeHTTP writes a business row and does what the row says.
 func (s *statusTest) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if s.row.code == idemkey.CodeNotIdempotent {
+		_ = idempg.Tx(r.Context())
+		s.Error("the handler goes on without a transaction")
+		return
+	}
 	if err := s.write(r.Context(), r.Header.Get("Idempotency-Key"), "run"); err != nil {
 		idemkey.Fail(r.Context(), err)
 		return
