@@ -36,7 +36,8 @@
 //	tombstone    it ran, but body or headers were too large to keep: 410, never run again
 //
 // An incarnation names one life of a key: all retries of a request share it, and the first request
-// after the record has expired begins another one. A saga that a request begins is named by scope,
+// after the record has expired begins another one. If the store loses the record, a retry has the same one again, unless
+// a span of the TTL has ended since: docs/disaster-recovery.md. A saga that a request begins is named by scope,
 // key and incarnation, so that a key which is used again begins another saga. Within the handler the
 // messages take all three from the context. If messages follow later, such as a cancellation, store
 // the three with the business row: [Info] returns them.

@@ -11,6 +11,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/sagamill/sagamill/internal/sagaid"
 )
 
 // DefaultMaxEntries is how many records a [Memory] holds by default.
@@ -181,7 +183,7 @@ func (m *Memory) claimEntry(e *entry, c Claim, attempt int, now time.Time) Decis
 		m.removeEntry(e)
 	}
 	if attempt == 1 {
-		e.incarnation, e.created = newIncarnation(), now
+		e.incarnation, e.created = sagaid.NewLife(e.id.Namespace, e.id.Scope, e.id.Key, c.TTL).Incarnation(now), now
 	}
 	e.rec = Record{State: StateInProgress, FP: c.FP, Attempt: attempt, ExpiresAt: now.Add(c.TTL)}
 	e.ttl, e.failed = 0, c.FailedTTL
@@ -227,7 +229,7 @@ func (m *Memory) forgetExternal(e *entry) {
 	}
 }
 
-// newIncarnation returns 65 random bits.
+// newIncarnation returns 65 random bits, for a run without a record.
 func newIncarnation() string { return strings.ToLower(rand.Text()[:13]) }
 
 // removeEntry removes e. Its owner, if there is one, gets ErrLeaseLost from then on. mu is held.

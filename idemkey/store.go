@@ -217,7 +217,8 @@ type Decision struct {
 	// Incarnation, of KindProceed, tells the record from those that the identity had before,
 	// and may have after it has expired: 1 to 24 of A-Z a-z 0-9 _. All attempts of a record have
 	// the same one. Sagas that the request begins are named after it, so that a key which is used
-	// again begins another saga. Empty: the store does not say.
+	// again begins another saga. A store that loses the record should make the same one for a retry, as those of this
+	// module do almost always. Empty: the store does not say.
 	Incarnation string
 
 	Attempt    int       // of KindProceed, and the vanished one of KindUnknown; 1-based

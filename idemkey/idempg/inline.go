@@ -77,7 +77,7 @@ func (s *Store) claimInline(ctx context.Context, e *execution, c *idemkey.Claim)
 	}
 	e.record = in
 	life := lifespan{created: in.expires.Add(-c.TTL)}
-	return idemkey.Decision{Kind: idemkey.KindProceed, Exec: e, Incarnation: life.incarnation(e.id), Attempt: 1, ExpiresAt: in.expires}, nil
+	return idemkey.Decision{Kind: idemkey.KindProceed, Exec: e, Incarnation: life.incarnation(e.id, c.TTL), Attempt: 1, ExpiresAt: in.expires}, nil
 }
 
 // keyLockHeld reports whether a handler runs under c's key that has no record yet. It takes no lock: a lock

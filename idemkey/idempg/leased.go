@@ -3,12 +3,8 @@ package idempg
 import (
 	"cmp"
 	"context"
-	"crypto/sha256"
-	"encoding/base32"
-	"encoding/binary"
 	"errors"
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -19,6 +15,7 @@ import (
 	"github.com/sagamill/sagamill/internal/backoff"
 	"github.com/sagamill/sagamill/internal/failpoint"
 	"github.com/sagamill/sagamill/internal/pg"
+	"github.com/sagamill/sagamill/internal/sagaid"
 	"github.com/sagamill/sagamill/internal/sqlstate"
 )
 
@@ -122,13 +119,10 @@ func (l lifespan) claimWon() bool { return !l.created.IsZero() }
 // end returns when the record expires, zero if that is not known before its outcome is.
 func (l lifespan) end() time.Time { return l.expires.Time }
 
-// incarnation names the record among all that its identity has had: these have different times of
-// creation. The namespace is part of it, since a saga is named by scope and key alone.
-func (l lifespan) incarnation(id idemkey.Identity) string {
-	h := sha256.New()
-	_ = binary.Write(h, binary.BigEndian, l.created.UnixMicro())
-	h.Write([]byte(id.Namespace))
-	return strings.ToLower(base32.StdEncoding.EncodeToString(h.Sum(nil)))[:13]
+// incarnation names the record among all that its identity has had: these were created a TTL apart. A record that the
+// database has lost, and that is created again, has its name again.
+func (l lifespan) incarnation(id idemkey.Identity, ttl time.Duration) string {
+	return sagaid.NewLife(id.Namespace, id.Scope, id.Key, ttl).Incarnation(l.created)
 }
 
 // insertRecord returns the life of an absent key's new record.
@@ -173,7 +167,7 @@ func (e *execution) proceedLeased(ctx context.Context, c *idemkey.Claim, attempt
 	args := append(e.s.txLimitArgs(c), e.id.Namespace, e.id.Scope, e.id.Key, e.token)
 	e.prepareTx(c, func(b *pgx.Batch) { b.Queue(e.s.q.lockRecord, args...).QueryRow(e.readLockResult) })
 	e.s.opener.addExecution(e, c.ExecTimeout)
-	return idemkey.Decision{Kind: idemkey.KindProceed, Exec: e, Incarnation: life.incarnation(e.id), Attempt: attempt, ExpiresAt: life.end()}, nil
+	return idemkey.Decision{Kind: idemkey.KindProceed, Exec: e, Incarnation: life.incarnation(e.id, c.TTL), Attempt: attempt, ExpiresAt: life.end()}, nil
 }
 
 // readLockResult reads the result of locking the record.

@@ -14,6 +14,7 @@ import (
 
 	"github.com/sagamill/sagamill/idemkey"
 	"github.com/sagamill/sagamill/idemkey/idemkeytest"
+	"github.com/sagamill/sagamill/internal/rediskey"
 	"github.com/sagamill/sagamill/internal/testing/redistest"
 )
 
@@ -176,5 +177,20 @@ func TestKeepCancelled(t *testing.T) {
 	cancel()
 	if err := e.Commit(ctx, idemkey.Response{Status: 200}); !errors.Is(err, idemkey.ErrNotStored) || !errors.Is(err, context.Canceled) {
 		t.Errorf("Commit = %v, want ErrNotStored and Canceled", err)
+	}
+}
+
+// A record that Redis has lost, and that is made again within its TTL, names the same sagas.
+func TestARecordThatRedisHasLost(t *testing.T) {
+	t.Parallel()
+	f, c := newFixture(t), idemkeytest.Claim("k", "a")
+	c.TTL = idemkey.MaxTTL // a border between two spans within the test would change the name
+	first := f.kind(t, c, idemkey.KindProceed)
+	f.commit(t, first.Exec)
+	if err := f.client.Del(t.Context(), rediskey.Of(f.opts.Prefix, c.ID)).Err(); err != nil {
+		t.Fatal(err)
+	}
+	if again := f.kind(t, c, idemkey.KindProceed); again.Incarnation != first.Incarnation {
+		t.Errorf("the incarnation is %q, and was %q", again.Incarnation, first.Incarnation)
 	}
 }

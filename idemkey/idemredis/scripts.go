@@ -54,12 +54,12 @@ end
 // scriptBegin makes the caller the owner of an absent record, or of the one with
 // token ARGV[2] if that may still be taken over. Otherwise it returns the
 // record. Of claims that race, Redis runs one first, and the others find it. A
-// response that has not expired is never written over.
+// response that has not expired is never written over. A record that Redis has lost, and that is created again within
+// its span of a TTL, has the same incarnation: ARGV[9] names the key and its TTL, ARGV[11] is that TTL, and its spans begin
+// ARGV[10] ms early. Without ARGV[5] the record does not expire.
 var scriptBegin = redis.NewScript(luaLive + luaRead + `
 local token, from = ARGV[1], ARGV[2]
 local ttl, lease, keep, attempt = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7]), ARGV[8]
-local incarnation = ARGV[9]
-local created = string.format('%.0f', now)
 local r = redis.call('HMGET', KEYS[1], 'state', 'token', 'lease_until', 'expires_at', 'attempt', 'incarnation', 'created_at')
 local state = r[1]
 if state == '1' and r[2] == token then
@@ -77,7 +77,11 @@ if state or redis.call('EXISTS', KEYS[1]) == 1 then
 else
 	attempt = '1'
 end
-if attempt ~= '1' then incarnation, created = r[6] or '', r[7] or '0' end
+local incarnation, created = r[6] or '', r[7] or '0'
+if attempt == '1' then
+	local span = string.format('%.0f', math.floor((now + tonumber(ARGV[10])) / tonumber(ARGV[11])))
+	incarnation, created = string.sub(redis.sha1hex(ARGV[9] .. span), 1, 20), string.format('%.0f', now)
+end
 redis.call('HSET', KEYS[1], 'state', '1', 'token', token, 'fp', ARGV[3], 'fp_alg', ARGV[4], 'incarnation', incarnation, 'attempt', attempt,
 	'created_at', created, 'lease_until', string.format('%.0f', now + lease))
 return {1, tonumber(attempt), live(ttl, keep), incarnation}

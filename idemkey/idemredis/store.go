@@ -14,6 +14,7 @@ import (
 	"github.com/sagamill/sagamill/idemkey"
 	"github.com/sagamill/sagamill/internal/failpoint"
 	"github.com/sagamill/sagamill/internal/rediskey"
+	"github.com/sagamill/sagamill/internal/sagaid"
 )
 
 // A Store keeps idempotency records in Redis. It is safe for concurrent use, by
@@ -105,16 +106,14 @@ func (s *Store) claimOrDecide(ctx context.Context, c *idemkey.Claim) (idemkey.De
 	return idemkey.Decision{Kind: idemkey.KindInFlight}, nil // others were faster each time
 }
 
-// newIncarnation returns 65 random bits, for a record that is new.
-func newIncarnation() string { return strings.ToLower(rand.Text()[:13]) }
-
 func (s *Store) sendClaim(ctx context.Context, e *execution, c *idemkey.Claim, from string, attempt int) ([]any, error) {
 	ttl := any(milliseconds(c.TTL))
 	if c.External {
 		ttl = ""
 	}
+	life := sagaid.NewLife(c.ID.Namespace, c.ID.Scope, c.ID.Key, c.TTL)
 	return s.callScript(ctx, scriptBegin, e.key, e.token, from, c.FP.Sum, c.FP.Alg,
-		ttl, milliseconds(c.Lease), milliseconds(e.keepExpired), attempt, newIncarnation()).Slice()
+		ttl, milliseconds(c.Lease), milliseconds(e.keepExpired), attempt, life.Prefix(), life.Offset(), milliseconds(c.TTL)).Slice()
 }
 
 // callScript runs a script within the budget. Run sends its digest, and the script
