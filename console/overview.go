@@ -261,6 +261,7 @@ var problemTexts = map[operator.ProblemKind]string{
 	operator.ProblemOrchestrator: "A saga has been due for too long: no orchestrator continues it.",
 	operator.ProblemStuck:        "Sagas are stuck.",
 	operator.ProblemPaused:       "Sagas are paused until a person resumes them.",
+	operator.ProblemSweeper:      "Expired idempotency keys are still stored: no sweeper removes them.",
 	operator.ProblemHeld:         "Sagas wait for a decision at a participant, about its dead letter.",
 }
 

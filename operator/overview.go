@@ -47,6 +47,9 @@ type RequestStats struct {
 	// and a retry of the request takes the key over. OldestAbandoned is how long ago the first of these leases ended.
 	Abandoned       int
 	OldestAbandoned time.Duration
+
+	// Unswept is how long ago the key expired that expired first and is still stored; 0: there is none.
+	Unswept time.Duration
 }
 
 // countedRequests is how many keys are looked at. Those in progress began last, so they are among the first.
@@ -155,18 +158,19 @@ func isDenied(err error) bool {
 // index, so the limit bounds the rows that are read.
 const sqlReadRequests = `
 SELECT count(*) FILTER (WHERE state = 1), count(*) FILTER (WHERE state = 1 AND lease_until <= clock_timestamp()),
-	greatest(coalesce(extract(epoch FROM clock_timestamp() - min(lease_until) FILTER (WHERE state = 1)), 0), 0)::float8
+	greatest(coalesce(extract(epoch FROM clock_timestamp() - min(lease_until) FILTER (WHERE state = 1)), 0), 0)::float8,
+	(SELECT greatest(coalesce(extract(epoch FROM clock_timestamp() - min(expires_at)), 0), 0)::float8 FROM {schema}.idempotency_key)
 FROM (SELECT state, lease_until FROM {schema}.idempotency_key ORDER BY expires_at DESC LIMIT $1) AS newest`
 
 func readRequests(ctx context.Context, db *pgxpool.Pool, schema string) (s RequestStats, err error) {
-	var oldest float64
+	var oldest, unswept float64
 	err = pg.NewOwn(db).InTx(ctx, pg.BeginLimitedRead(ctx, ""), func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, pg.ReadByIndex); err != nil {
 			return err
 		}
-		return tx.QueryRow(ctx, newOverviewQueries(schema).readRequests, countedRequests).Scan(&s.InProgress, &s.Abandoned, &oldest)
+		return tx.QueryRow(ctx, newOverviewQueries(schema).readRequests, countedRequests).Scan(&s.InProgress, &s.Abandoned, &oldest, &unswept)
 	})
-	s.OldestAbandoned = time.Duration(oldest * float64(time.Second))
+	s.OldestAbandoned, s.Unswept = time.Duration(oldest*float64(time.Second)), time.Duration(unswept*float64(time.Second))
 	if err != nil {
 		return s, fmt.Errorf("operator: read idempotency keys: %w", sqlschema.Explain(err))
 	}
@@ -189,6 +193,7 @@ const (
 	ProblemHidden       ProblemKind = "hidden"       // row-level security hides rows of a table from the role
 	ProblemGrant        ProblemKind = "grant"        // the role may not read the version or a part: the overview is incomplete
 	ProblemRepair       ProblemKind = "repair"       // a part could not be read for another reason
+	ProblemSweeper      ProblemKind = "sweeper"      // a key has expired for longer than a sweeper leaves it
 	ProblemSequence     ProblemKind = "sequence"     // the sequence of the outbox's ids is behind its rows, and no relay raises it
 	ProblemRelay        ProblemKind = "relay"        // messages are stored, and no relay is active
 	ProblemBroker       ProblemKind = "broker"       // a relay is active, and the oldest message has waited for too long
@@ -203,8 +208,10 @@ const (
 	ProblemHeld         ProblemKind = "saga-held"    // an instance waits for a decision at a participant
 )
 
-// How long something may wait before it is a problem: the thresholds of docs/monitoring/alerts.yml.
+// How long something may wait before it is a problem: the thresholds of docs/monitoring/alerts.yml. A sweeper comes every
+// five minutes by default.
 const (
+	sweepPatience       = time.Hour
 	outboxPatience      = 30 * time.Second
 	duePatience         = time.Minute
 	transactionPatience = 5 * time.Minute
@@ -229,6 +236,9 @@ func (s *SchemaStatus) Problems() (all []Problem) {
 	add(s.Hidden != "", ProblemHidden, 0, 0)
 	add(s.Hidden == "" && (s.Denied || slices.ContainsFunc(s.Unreadable, denied)), ProblemGrant, 0, 0)
 	add(slices.ContainsFunc(s.Unreadable, func(p UnreadablePart) bool { return !p.Denied }), ProblemRepair, 0, 0)
+	if r := s.Requests; r != nil {
+		add(r.Unswept > sweepPatience, ProblemSweeper, 0, r.Unswept)
+	}
 	if o := s.Outbox; o != nil {
 		add(o.SequenceBehind > 0, ProblemSequence, 0, 0)
 		add(o.Stored > 0 && o.Holder == "", ProblemRelay, o.Stored, o.Oldest)

@@ -22,11 +22,11 @@ import (
 )
 
 // sqlTrouble has a row for each problem that rows can make, and keys of requests: 2 in progress, one of them past its
-// lease, and a completed one.
+// lease, a completed one, and one that no sweeper has removed.
 const sqlTrouble = `
 INSERT INTO {schema}.idempotency_key (namespace, scope, key, state, fp, fp_alg, token, attempt, lease_until, expires_at)
-SELECT '', '', state || until::text, state, '', '', gen_random_uuid(), 1, until, now() + interval '1 day'
-FROM (VALUES (1, now() + interval '1 hour'), (1, now() - interval '2 hours'), (3, now() - interval '3 hours')) AS k (state, until);
+SELECT '', '', state || until::text, state, '', '', gen_random_uuid(), 1, until, now() + CASE state WHEN 4 THEN -interval '8 hours' ELSE interval '1 day' END
+FROM (VALUES (1, now() + interval '1 hour'), (1, now() - interval '2 hours'), (3, now() - interval '3 hours'), (4, now())) AS k (state, until);
 INSERT INTO {schema}.outbox_held (id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id, content_type, payload, state, due_at, attempts, reason, refused_at)
 SELECT g, gen_random_uuid(), 't', 't', '', '', '', '', '', '', '', '', '', state, now() + interval '1 hour', 1, 'no queue', now() - g * interval '1 hour'
 FROM unnest('{refused,dead,dead}'::text[]) WITH ORDINALITY AS h (state, g);
@@ -66,7 +66,7 @@ func TestOverviewOfASchemaInTrouble(t *testing.T) {
 	if diff := gocmp.Diff(want, s.Applied); diff != "" {
 		t.Errorf("applied, -want +got:\n%s", diff)
 	}
-	if diff := gocmp.Diff(&RequestStats{InProgress: 2, Abandoned: 1, OldestAbandoned: 2 * time.Hour}, s.Requests, near); diff != "" {
+	if diff := gocmp.Diff(&RequestStats{InProgress: 2, Abandoned: 1, OldestAbandoned: 2 * time.Hour, Unswept: 8 * time.Hour}, s.Requests, near); diff != "" {
 		t.Errorf("requests, -want +got:\n%s", diff)
 	}
 	if o := s.Outbox; o == nil || o.Stored != 1 || !about(o.Oldest, time.Hour) || o.Refused != 1 || o.Dead != 2 || !about(o.OldestDead, 3*time.Hour) || o.LastHolder != "" || o.Lease != 0 {
@@ -84,7 +84,7 @@ func TestOverviewOfASchemaInTrouble(t *testing.T) {
 		t.Errorf("sagas, -want +got:\n%s", diff)
 	}
 	problems := []Problem{
-		{ProblemRelay, 1, time.Hour}, {ProblemRefused, 1, 0}, {ProblemOutboxDead, 2, 3 * time.Hour}, {ProblemConsumer, 1, 10 * time.Minute}, {ProblemDead, 2, 5 * time.Hour},
+		{ProblemSweeper, 0, 8 * time.Hour}, {ProblemRelay, 1, time.Hour}, {ProblemRefused, 1, 0}, {ProblemOutboxDead, 2, 3 * time.Hour}, {ProblemConsumer, 1, 10 * time.Minute}, {ProblemDead, 2, 5 * time.Hour},
 		{ProblemOrchestrator, 0, 7 * time.Minute}, {ProblemStuck, 1, 6 * time.Hour}, {ProblemPaused, 1, 6 * time.Hour}, {ProblemHeld, 1, 0},
 	}
 	got := slices.DeleteFunc(s.Problems(), func(n Problem) bool { return n.Kind == ProblemTransaction }) // of whichever test
@@ -101,7 +101,7 @@ func TestProblemsByThresholds(t *testing.T) {
 			Applied: migrations.Applied{Version: migrations.Newest()},
 			Outbox:  &outbox.Stats{Stored: 9, Oldest: outboxPatience, Holder: "h", OldestWriter: transactionPatience},
 			Inbox:   &consumer.Stats{Retrying: 7, Overdue: duePatience}, Sagas: &saga.Stats{Running: 5, Overdue: duePatience},
-			Requests: &RequestStats{InProgress: 3, Abandoned: 2},
+			Requests: &RequestStats{InProgress: 3, Abandoned: 2, Unswept: sweepPatience},
 		}
 	}
 	for name, tt := range map[string]struct {
@@ -119,6 +119,7 @@ func TestProblemsByThresholds(t *testing.T) {
 		"sequence":    {func(s *SchemaStatus) { s.Outbox.SequenceBehind = 1 }, []Problem{{ProblemSequence, 0, 0}}},
 		"transaction": {func(s *SchemaStatus) { s.Outbox.OldestWriter = time.Hour }, []Problem{{ProblemTransaction, 0, time.Hour}}},
 		"waiting":     {func(s *SchemaStatus) { s.Outbox.Waiting = 4 }, []Problem{{ProblemRefused, 4, 0}}},
+		"sweeper":     {func(s *SchemaStatus) { s.Requests.Unswept = 2 * time.Hour }, []Problem{{ProblemSweeper, 0, 2 * time.Hour}}},
 		"empty parts": {func(s *SchemaStatus) { *s = SchemaStatus{Applied: s.Applied} }, nil},
 	} {
 		s := quiet()
@@ -222,7 +223,7 @@ func TestRequestsAreCountedByIndex(t *testing.T) {
 	}
 	var inProgress, abandoned int
 	var age float64
-	if err := pool.QueryRow(t.Context(), sql, 10).Scan(&inProgress, &abandoned, &age); err != nil || inProgress != 5 || abandoned != 5 || age <= 0 {
+	if err := pool.QueryRow(t.Context(), sql, 10).Scan(&inProgress, &abandoned, &age, nil); err != nil || inProgress != 5 || abandoned != 5 || age <= 0 {
 		t.Errorf("of the 10 that expire last %d are in progress, %d abandoned for %f s, %v; want 5 and 5", inProgress, abandoned, age, err)
 	}
 }

@@ -66,6 +66,7 @@ type Requests struct {
 	InProgress      int     `json:"in_progress"`
 	Abandoned       int     `json:"past_lease"`
 	OldestAbandoned float64 `json:"oldest_past_lease_seconds"`
+	Unswept         float64 `json:"oldest_expired_seconds"` // how long ago the oldest key expired that is still stored
 }
 
 // Unreadable is a part that cannot be read.
@@ -106,7 +107,7 @@ func newSchema(s *schema) *Schema {
 		j.Outbox = &status
 	}
 	if r := s.Requests; r != nil {
-		j.Requests = &Requests{r.InProgress, r.Abandoned, r.OldestAbandoned.Seconds()}
+		j.Requests = &Requests{r.InProgress, r.Abandoned, r.OldestAbandoned.Seconds(), r.Unswept.Seconds()}
 	}
 	for _, p := range s.Unreadable {
 		j.Unreadable = append(j.Unreadable, Unreadable{p.Part, p.Denied, p.Err.Error()})

@@ -184,6 +184,8 @@ func (s *schema) explainProblem(n *operator.Problem) (text, command string) {
 		return count("sagas") + " paused" + formatOldest(n.Oldest), s.commandLine("saga list -status paused")
 	case operator.ProblemHeld:
 		return count("sagas") + " wait for a person at a participant", s.commandLine("saga list -status running")
+	case operator.ProblemSweeper:
+		return "an idempotency key expired " + age + " ago and is still stored: does an idemkey.Sweeper run?", s.commandLine("status")
 	}
 	return string(n.Kind), s.commandLine("outbox status")
 }
