@@ -39,6 +39,12 @@ WHERE namespace = $1 AND scope = $2 AND key = $3 AND token = $4 AND state = 1
 
 SELECT count(*) FROM (
 	SELECT FROM {schema}.idempotency_key WHERE namespace = $1 AND scope = $2 AND expires_at = 'infinity' AND (state = 5 OR state = 1 AND lease_until <= clock_timestamp()) LIMIT $3) u
+---- queries.endLostOwner
+
+SELECT (SELECT pg_terminate_backend(pid) FROM pg_locks
+	WHERE locktype = 'transactionid' AND granted AND transactionid = k.xmax AND pid = $5::bigint)
+FROM {schema}.idempotency_key AS k
+WHERE namespace = $1 AND scope = $2 AND key = $3 AND token = $4 AND state = 1
 ---- queries.failRecord
 
 WITH free AS MATERIALIZED (
@@ -113,7 +119,10 @@ SELECT
 		CASE WHEN current_setting('statement_timeout')::interval BETWEEN interval '1 us' AND $1::bigint * interval '1 ms'
 		THEN current_setting('statement_timeout') ELSE $1::bigint::text END, true)
 	|| set_config('idle_in_transaction_session_timeout', $2::bigint::text, true)
-	|| set_config('client_connection_check_interval', $3::bigint::text, true) AS limits, current_setting('role'), pg_current_xact_id()::text, pg_postmaster_start_time() AS server_started, statement_timestamp() AS opened
+	|| set_config('client_connection_check_interval', $3::bigint::text, true) || CASE WHEN current_setting('tcp_keepalives_idle')::int > 4
+	THEN set_config('tcp_keepalives_idle', '2', false) || set_config('tcp_keepalives_interval', '1', false)
+		|| set_config('tcp_keepalives_count', '2', false) || set_config('tcp_user_timeout', '4000', false)
+	ELSE '' END AS limits, current_setting('role'), pg_current_xact_id()::text, pg_postmaster_start_time() AS server_started, statement_timestamp() AS opened
 FROM {schema}.idempotency_key
 WHERE namespace = $4 AND scope = $5 AND key = $6 AND token = $7 AND state = 1
 FOR UPDATE NOWAIT
