@@ -213,6 +213,9 @@ func (c *recorder) wakeWaiters() {
 // releaseKey rolls back and lets the key go. If the store cannot be told, the key is free once its lease has
 // run out: that delays a retry and has no other effect.
 func (c *recorder) releaseKey(mode ReleaseMode, status int) error {
+	if mode == Bound && c.claim.External && c.entered && c.claim.MaxAttempts > 0 && c.event.Attempt >= c.claim.MaxAttempts {
+		mode = Hold // retries are answered so from now on, and its record must not expire
+	}
 	ctx, cancel := context.WithTimeout(c.detachedContext(), c.m.opts.Limits.CompleteTimeout)
 	defer cancel()
 	if failpoint.Hit("idemkey/before-release") != nil {

@@ -90,6 +90,22 @@ func TestUnknownOutcomesThatMayRunAgain(t *testing.T) {
 	}
 }
 
+// The last attempt of a route with external effects fails for good: its record waits for a decision.
+func TestTheLastAttemptIsHeld(t *testing.T) {
+	t.Parallel()
+	seen := &recorder{}
+	m := newMiddleware(t, newMemory(t, nil), idemkey.Options{ExternalEffects: true, Observer: seen, Limits: idemkey.Limits{MaxAttempts: 2}})
+	fails := func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(500) }
+	for _, want := range []int{500, 500, 409} {
+		if got := send(t, m, fails, "k", "{}"); got.status != want {
+			t.Errorf("got %d, want %d", got.status, want)
+		}
+	}
+	if seen.events[0].Outcome != idemkey.OutcomeFailed || seen.events[1].Outcome != idemkey.OutcomeHeld {
+		t.Errorf("outcomes %q, %q", seen.events[0].Outcome, seen.events[1].Outcome)
+	}
+}
+
 // What was decided before the handler ran leaves the key as it was: nothing can have happened.
 func TestAPanicBeforeTheHandlerIsNoUnknownOutcome(t *testing.T) {
 	t.Parallel()

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -155,14 +156,25 @@ func (b *bench) measureHotKeys(ctx context.Context) ([]target.Target, error) {
 			share, worst []float64
 			p99          []float64
 			twice        int
+			waited       = &waits{events: make(map[string]int)}
 		)
 		for range b.rounds {
 			alone, err := s.runLoad(ctx, createdKeys(b.clients, 2*b.slice))
 			if err != nil {
 				return nil, err
 			}
+			sampling, stop := context.WithCancel(ctx)
+			sampled := make(chan error, 1)
+			go func() {
+				some, err := sampleWaits(sampling, s.pool.Config().ConnConfig.Copy())
+				if err == nil {
+					waited.add(some)
+				}
+				sampled <- err
+			}()
 			others, crowd, double, err := b.runTogether(ctx, s)
-			if err != nil {
+			stop()
+			if err := errors.Join(err, <-sampled); err != nil {
 				return nil, err
 			}
 			twice += double
@@ -172,6 +184,7 @@ func (b *bench) measureHotKeys(ctx context.Context) ([]target.Target, error) {
 			fmt.Printf("hot  %-8s others %.2f of alone, worst window %.2f; hot key %v, p50 %v p99 %v\n", s.name,
 				share[len(share)-1], worst[len(worst)-1], crowd.statuses, target.Percentile(crowd.latency, 0.5), target.Percentile(crowd.latency, 0.99))
 		}
+		fmt.Printf("hot  %-8s sessions of PostgreSQL at a time, by what they wait for: %v\n", s.name, waited)
 		targets = append(targets,
 			target.Target{Name: "hot-handlers-run-twice-" + s.name, Value: float64(twice), Goal: 0, AtMost: true},
 			target.Target{Name: "hot-p99-ms-" + s.name, Value: target.MedianOf(p99), Goal: latencyGoal, AtMost: true},
