@@ -43,10 +43,11 @@ const (
 	// askPause is the time between two questions while the database is lost.
 	askPause = time.Second
 
-	// minPause is how long a pause lasts at least; up to pauseJitter is added. So a path that comes and goes hands the
-	// queues over six times a minute at most, and processes do not all come back at once.
-	minPause    = 10 * time.Second
-	pauseJitter = 5 * time.Second
+	// handOverEvery is the time between the beginnings of two hand-overs at least; up to handOverJitter is added. So a path
+	// that comes and goes hands the queues over six times a minute at most. A pause itself ends with the outage: after one
+	// that has met all processes, none of them waits.
+	handOverEvery  = 10 * time.Second
+	handOverJitter = 5 * time.Second
 )
 
 // errReadOnly reports a server that answers and cannot store anything, such as a standby.
@@ -66,6 +67,7 @@ type outageWatch struct {
 	failed   atomic.Bool   // since then a delivery has failed as it does in an outage
 	pauses   atomic.Uint64 // how often the consumer was paused
 	paused   atomic.Bool
+	next     time.Time // before which the queues are not handed over again
 
 	signals struct {
 		asked  testsignal.Signal[error] // result of a question
@@ -139,6 +141,8 @@ func (w *outageWatch) watchDeliveries(ctx context.Context, b *board) {
 		switch {
 		case ctx.Err() != nil:
 			return
+		case w.isLost(err) && time.Now().Before(w.next):
+			_ = backoff.Sleep(ctx, askPause)
 		case w.isLost(err):
 			w.handOver(ctx, b, err)
 		default:
@@ -172,7 +176,8 @@ func (w *outageWatch) isLost(err error) bool {
 // handOver pauses the topics until the database answers again. Deliveries that have not begun are dropped. Those that
 // have begun are old copies from now on, as after any lost channel: their transactions end as they can.
 func (w *outageWatch) handOver(ctx context.Context, b *board, cause error) {
-	began, hold := time.Now(), minPause+rand.N(pauseJitter)
+	began := time.Now()
+	w.next = began.Add(handOverEvery + rand.N(handOverJitter))
 	w.pauses.Add(1)
 	w.paused.Store(true)
 	w.log.ErrorContext(ctx, "consumer: the database is lost, so the queues are handed over to other processes", "topics", w.topics, "cause", sqlschema.Explain(cause))
@@ -183,8 +188,7 @@ func (w *outageWatch) handOver(ctx context.Context, b *board, cause error) {
 	}
 	w.signals.paused.Send(true)
 	for backoff.Sleep(ctx, askPause) == nil {
-		err := w.askOnce(ctx, true)
-		if err == nil && time.Since(began) >= hold {
+		if w.askOnce(ctx, true) == nil {
 			w.noteAnswer()
 			w.resumeTopics()
 			w.log.InfoContext(ctx, "consumer: the database answers, and the queues are consumed again", "topics", w.topics, "paused", time.Since(began).Round(time.Millisecond))

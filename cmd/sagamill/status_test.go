@@ -17,7 +17,7 @@ func TestStatusShowsAllSchemas(t *testing.T) {
 		t.Fatal(err)
 	}
 	out, _ := sagamill(t, 0, "status", "-check", "-database", w.url)
-	contains(t, out, "orders, version 12 of 12: idempotency, outbox, inbox, saga\n", "payments, version", "keys, version 12 of 12: idempotency\n", "\nno problems\n",
+	contains(t, out, "orders, version 13 of 13: idempotency, outbox, inbox, saga\n", "payments, version", "keys, version 13 of 13: idempotency\n", "\nno problems\n",
 		"outbox        0 stored; 0 delayed, 0 waiting, 0 refused, 0 dead\n", "relay         none, epoch 0\n", "orchestrator  nothing is overdue\n", "requests      0 in progress\n")
 
 	w.plant(sqlPark, "payments")
@@ -47,7 +47,7 @@ func TestStatusShowsAllSchemas(t *testing.T) {
 		all[s.Schema] = s
 	}
 	p, o := all["payments"], all["orders"]
-	if len(all) != 3 || p.Version != 12 || p.Inbox == nil || p.Inbox.Dead != 3 || len(p.Inbox.Parked) != 3 || p.Outbox.Lease > -3600 || len(p.Problems) != 1 || p.Problems[0].Command != "sagamill dead list -schema payments" ||
+	if len(all) != 3 || p.Version != 13 || p.Inbox == nil || p.Inbox.Dead != 3 || len(p.Inbox.Parked) != 3 || p.Outbox.Lease > -3600 || len(p.Problems) != 1 || p.Problems[0].Command != "sagamill dead list -schema payments" ||
 		o.Sagas.Stuck != 1 || o.Sagas.OldestStuck < 4*3600 || len(o.Problems) != 2 || all["keys"].Outbox != nil || all["keys"].Requests == nil {
 		t.Errorf("-json says\n%s", out)
 	}

@@ -68,7 +68,8 @@ type field struct {
 	url       string
 	prefix    string
 	publisher *rabbitmq.Publisher
-	published int // messages of each key
+	published int  // messages of each key
+	ordered   bool // the step is: a handler may lose its connection, which parks its message
 }
 
 func newField(t *testing.T, url string) *field {
@@ -185,7 +186,7 @@ func (f *field) start(name string) *process {
 	if err != nil {
 		f.Fatal(err)
 	}
-	step := consumer.Step{Name: "step", Action: consumer.On(topic, f.handler(p)), Timeout: 2 * time.Second}
+	step := consumer.Step{Name: "step", Action: consumer.On(topic, f.handler(p)), Timeout: 2 * time.Second, Ordered: f.ordered, RetryBase: 1, RetryCap: 1}
 	p.Consumer, err = consumer.New(pool, sub, []consumer.Step{step}, &consumer.Options{Schema: f.schema, Lanes: 4, Logger: logger, DrainTimeout: time.Second})
 	if err != nil {
 		f.Fatal(err)

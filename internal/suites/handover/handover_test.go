@@ -93,6 +93,7 @@ func TestAFlappingPath(t *testing.T) {
 	t.Parallel()
 	onEachBroker(t, func(t *testing.T, url string) {
 		f := newField(t, url)
+		f.ordered = true
 		p := f.start("first")
 		began := time.Now()
 		for time.Since(began) < 25*time.Second {
