@@ -65,7 +65,9 @@ func (r relation) attempts(granted func(privilege, column string) bool) (stateme
 	}
 	name := "{schema}." + r.Name
 	if r.Kind == "S" {
-		add("USAGE", "", "SELECT nextval('"+name+"')")
+		if !granted("UPDATE", "") { // which allows it too
+			add("USAGE", "", "SELECT nextval('"+name+"')")
+		}
 		add("SELECT", "", "SELECT last_value FROM "+name)
 		add("UPDATE", "", "SELECT setval('"+name+"', 1)")
 		return statements

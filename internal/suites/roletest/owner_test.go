@@ -250,8 +250,8 @@ func TestRolesAreRefused(t *testing.T) {
 	t.Parallel()
 	i := newInstallation(t)
 	for _, tt := range []struct{ name, before, want string }{
-		{"older tables", "UPDATE {schema}.schema_version SET version = 3", "has had 3 of 12 migrations: run sagamill migrate up first"},
-		{"no tables", "ALTER TABLE {schema}.schema_version RENAME TO other", "has had 0 of 12"},
+		{"older tables", "UPDATE {schema}.schema_version SET version = 3", "has had 3 of 13 migrations: run sagamill migrate up first"},
+		{"no tables", "ALTER TABLE {schema}.schema_version RENAME TO other", "has had 0 of 13"},
 		{"a role that may log in", "CREATE ROLE {prefix}_reader LOGIN", "_reader exists, and may log in"},
 		{"a superuser", "CREATE ROLE {prefix}_consumer SUPERUSER", "_consumer exists"},
 		{"a member of a role of the server", "CREATE ROLE {prefix}_reader IN ROLE pg_read_all_data", "{prefix}_reader is a member of pg_read_all_data: revoke that"},

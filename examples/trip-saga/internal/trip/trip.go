@@ -143,7 +143,7 @@ func (s *Service) createTrip(w http.ResponseWriter, r *http.Request, tx pgx.Tx) 
 func (s *Service) startSaga(ctx context.Context, tx pgx.Tx, t *request) (saga.Started, error) {
 	started, err := s.starter.Start(ctx, tx, saga.ID{},
 		State{Traveller: t.Traveller, Flight: t.Flight, Hotel: t.Hotel, Car: t.Car, Budget: t.Budget})
-	if err != nil {
+	if err != nil || started.Existed { // the record of the key was lost: the trip is there
 		return started, err
 	}
 	_, err = tx.Exec(ctx, "INSERT INTO "+s.schema+".trip (id, tenant, key, path, traveller) VALUES ($1, $2, $3, $4, $5)",
