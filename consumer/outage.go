@@ -3,8 +3,10 @@ package consumer
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"net"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -160,13 +162,16 @@ func (w *outageWatch) askOnce(ctx context.Context, fresh bool) error {
 	return err
 }
 
-// isLost reports whether err, the answer to a question, means that the database is lost. A server that refuses another
-// connection, as over a limit or a password, may serve those of the pool: it is lost if a delivery has failed as well.
+// isLost reports whether err, the answer to a question, means that the database is lost. If only a new connection cannot be
+// made, as over a limit, a password or a name, the pool's may work: then it is lost if a delivery has failed as well.
 func (w *outageWatch) isLost(err error) bool {
 	code := sqlState(err)
+	var name *net.DNSError
 	switch {
 	case err == nil:
 		return false
+	case errors.Is(err, errHook), errors.As(err, &name): // where a new connection asks, and those of the pool do not
+		return w.failed.Load()
 	case code == "", pg.IsAway(err) && !strings.HasPrefix(code, "53"):
 		return true
 	}
@@ -236,6 +241,26 @@ func (a *asker) askDatabase(ctx context.Context, fresh bool) error {
 	if err != nil && kept && ctx.Err() == nil {
 		err = a.readAccess(ctx)
 	}
+	if isNoLogin(err) || errors.Is(err, errHook) { // others may have taken the last connection: those of the pool may work
+		if a.readOn(ctx, a.db) == nil {
+			return nil
+		}
+	}
+	return err
+}
+
+// errHook reports that a hook of the pool's configuration has failed.
+var errHook = errors.New("consumer: hook of the pool")
+
+// readOn returns nil if db can be written to.
+func (a *asker) readOn(ctx context.Context, db interface {
+	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
+}) error {
+	var readOnly string
+	err := db.QueryRow(ctx, sqlReadAccess, pgx.QueryExecModeSimpleProtocol).Scan(&readOnly)
+	if err == nil && readOnly != "off" {
+		err = errReadOnly
+	}
 	return err
 }
 
@@ -250,12 +275,7 @@ func (a *asker) readAccess(ctx context.Context) (err error) {
 			return err
 		}
 	}
-	var readOnly string
-	err = a.conn.QueryRow(ctx, sqlReadAccess, pgx.QueryExecModeSimpleProtocol).Scan(&readOnly)
-	if err == nil && readOnly != "off" {
-		err = errReadOnly
-	}
-	return err
+	return a.readOn(ctx, a.conn)
 }
 
 // connect connects as the pool does.
@@ -263,10 +283,17 @@ func (a *asker) connect(ctx context.Context) (*pgx.Conn, error) {
 	config := a.db.Config()
 	if config.BeforeConnect != nil {
 		if err := config.BeforeConnect(ctx, config.ConnConfig); err != nil {
-			return nil, err
+			return nil, fmt.Errorf("%w: BeforeConnect: %w", errHook, err)
 		}
 	}
-	return pgx.ConnectConfig(ctx, config.ConnConfig)
+	conn, err := pgx.ConnectConfig(ctx, config.ConnConfig)
+	if err == nil && config.AfterConnect != nil {
+		if err := config.AfterConnect(ctx, conn); err != nil {
+			lazytx.Cut(conn)
+			return nil, fmt.Errorf("%w: AfterConnect: %w", errHook, err)
+		}
+	}
+	return conn, err
 }
 
 // closeConnection closes the connection without a goodbye, for which a server that is cut off would be waited for.

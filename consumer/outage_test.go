@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -215,6 +216,8 @@ func TestWhatALostDatabaseIs(t *testing.T) {
 		{code("08P01"), true, true}, // a pooler has no server
 		{code("53300"), false, true},
 		{code("28P01"), false, true},
+		{fmt.Errorf("%w: no token", errHook), false, true},
+		{fmt.Errorf("connect: %w", &net.DNSError{Err: "no such host"}), false, true},
 	} {
 		w := &outageWatch{}
 		if got := w.isLost(tt.answer); got != tt.lost {
@@ -390,6 +393,37 @@ func TestAQuestionToTheDatabase(t *testing.T) {
 	second := a.conn
 	if err := a.askDatabase(t.Context(), true); err != nil || a.conn == second {
 		t.Errorf("on a new connection: %v", err)
+	}
+}
+
+// Where no new connection can be made, because others have the last one or a hook fails, those of the pool answer.
+func TestAQuestionThroughThePool(t *testing.T) {
+	t.Parallel()
+	config := pgtest.DirectConfig(t)
+	config.MaxConns = 1
+	refuses, hooked := false, 0
+	config.BeforeConnect = func(context.Context, *pgx.ConnConfig) error {
+		if refuses {
+			return errors.New("no token")
+		}
+		return nil
+	}
+	config.AfterConnect = func(context.Context, *pgx.Conn) error { hooked++; return nil }
+	pool := pgtest.PoolOf(t, config)
+	a := &asker{db: pool}
+	if err := a.askDatabase(t.Context(), true); err != nil || hooked != 1 {
+		t.Fatalf("ask: %v, AfterConnect was called %d times", err, hooked)
+	}
+	if err := pool.Ping(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	refuses = true
+	if err := a.askDatabase(t.Context(), true); err != nil || a.conn != nil {
+		t.Errorf("with a connection in the pool: %v", err)
+	}
+	pool.Reset()
+	if err := a.askDatabase(t.Context(), true); !errors.Is(err, errHook) {
+		t.Errorf("without one: %v", err)
 	}
 }
 

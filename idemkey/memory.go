@@ -103,6 +103,11 @@ func (m *Memory) Begin(_ context.Context, c Claim) (Decision, error) {
 		d.TookOver = c.TakesOver(&rec)
 		return d, nil
 	}
+	if kind == KindUnknown && c.External && !rec.ExpiresAt.IsZero() && e.isUnknown(now) { // it was claimed without External
+		e.rec.ExpiresAt = never
+		heap.Fix(&m.byAge, e.index)
+		m.noteExternal(e)
+	}
 	return rec.decisionOf(kind), nil
 }
 
@@ -275,7 +280,7 @@ func (m *Memory) listUnknown() (all []UnknownOutcome) {
 	for _, scope := range m.external {
 		for e := range scope {
 			if e.isUnknown(now) {
-				all = append(all, UnknownOutcome{ID: e.id, Attempt: e.rec.Attempt, Since: e.created, Token: e.token(), FPAlg: e.rec.FP.Alg})
+				all = append(all, UnknownOutcome{ID: e.id, Attempt: e.rec.Attempt, Since: e.created, Over: now.Sub(e.leaseUntil), Token: e.token(), FPAlg: e.rec.FP.Alg})
 			}
 		}
 	}
@@ -299,7 +304,7 @@ func (m *Memory) Settle(_ context.Context, u UnknownOutcome, r *Response, ttl ti
 		return ErrDecided
 	}
 	e.owner = nil
-	e.rec.State = StateFailed
+	e.rec.State, e.rec.Decided = StateFailed, true
 	if r != nil {
 		e.rec.State, e.rec.Response = r.State(), r.cloneResponse()
 	}
@@ -381,7 +386,7 @@ func (x *memoryExecution) Release(_ context.Context, mode ReleaseMode, status in
 	case Forget:
 		x.m.removeEntry(e)
 	case Hold:
-		e.rec.State, e.rec.Response.Status, e.rec.ExpiresAt = StateUnknown, status, never
+		e.rec.State, e.rec.Response.Status, e.rec.ExpiresAt, e.leaseUntil = StateUnknown, status, never, x.m.now()
 		x.m.noteExternal(e)
 		heap.Fix(&x.m.byAge, e.index)
 	default:

@@ -58,11 +58,12 @@ type Options struct {
 	Response    ResponseOptions    // Response says which parts of a response are stored, and how the middleware sends a stored response to a retry
 	Problems    ProblemOptions     // Problems says how the middleware answers a request that it refuses
 
-	Policy Policy // if the handler gave no [Verdict], Policy decides whether the transaction commits, and whether the response is stored; default: DefaultPolicy
+	Policy Policy // if the handler gave no [Verdict], Policy decides whether the transaction commits, and whether the response is stored; default: DefaultPolicy, and UpstreamPolicy with ExternalEffects
 
 	// ExternalEffects says that handlers have effects that the store cannot roll back, such as a call to a payment
-	// provider. The outcome is then unknown if the process dies or hangs while it runs a handler, if the handler panics or
-	// exceeds Limits.ExecTimeout, if its transaction cannot commit, and if its verdict is [Unknown]. A retry gets 409
+	// provider. The outcome is then unknown if the process dies or hangs while it runs a handler, if the handler panics,
+	// exceeds Limits.ExecTimeout or fails with an error that is no [*Problem], if its transaction cannot commit, and if its
+	// verdict is [Unknown]. A retry gets 409
 	// outcome-unknown until Recover, a [Reconciler] or a person has decided; the record does not expire before. Default:
 	// after any of these, a retry runs the handler again.
 	ExternalEffects bool
@@ -254,6 +255,9 @@ func (o *Options) setDefaults() {
 	o.Limits.CompleteTimeout = cmp.Or(o.Limits.CompleteTimeout, DefaultCompleteTimeout)
 	if o.Policy == nil {
 		o.Policy = DefaultPolicy
+		if o.external() {
+			o.Policy = UpstreamPolicy
+		}
 	}
 	o.Limits.MaxRequestBody = cmp.Or(o.Limits.MaxRequestBody, DefaultMaxRequestBody)
 	o.Limits.MaxResponseBody = cmp.Or(o.Limits.MaxResponseBody, DefaultMaxResponseBody)
@@ -310,6 +314,8 @@ func (o *Options) checkStore(store Traits, invalid func(string, string, ...any) 
 	switch {
 	case o.Limits.Lease <= o.Limits.ExecTimeout && !store.LiveOwners:
 		return invalid("Limits.Lease", "is %v, and must be longer than Limits.ExecTimeout, %v: the store does not renew it", o.Limits.Lease, o.Limits.ExecTimeout)
+	case o.FailOpen && o.external():
+		return invalid("FailOpen", "would run a handler with ExternalEffects although the store may know of a run")
 	case o.FailOpen && store.Transactional:
 		return invalid("FailOpen", "would run handlers without the transaction that the store promises")
 	case o.Response.AllowStreaming && store.Transactional:

@@ -59,6 +59,8 @@ func (v *receiver) receiveRequest(site mountStack) (ok bool) {
 		FailedTTL: o.Limits.FailedTTL, RejectExpired: o.Key.RejectExpired}
 	if o.external() {
 		v.claim.External, v.claim.DedupesFor, v.claim.MaxUnknown = true, o.UpstreamDedupes, o.Limits.MaxUnknownPerScope
+		// The handler may be at its call although the store has lost sight of its owner: it counts as running for as long.
+		v.claim.Lease = max(v.claim.Lease, v.claim.ExecTimeout+o.Limits.CompleteTimeout)
 	}
 	sent, err := o.readKey(v.r.Header)
 	switch {

@@ -65,11 +65,11 @@ func SuccessOnly(status int) Verdict {
 }
 
 // upstreamRefusals are answers of an upstream that has not begun to handle the request.
-var upstreamRefusals = []int{401, 403, 407, 408, 421, 425, 429, 503}
+var upstreamRefusals = append([]int{http.StatusServiceUnavailable}, callerErrors...)
 
 // UpstreamPolicy is for handlers that pass on what another system answers, such as a proxy. It keeps successes, redirects
-// and client errors. An upstream that answers 401 403 407 408 421 425 429 or 503 has not begun, and the same request may
-// run again. Of any other 5xx it is not known what has happened: see [Unknown].
+// and client errors. An upstream that answers 401 403 407 408 409 421 423 425 429 or 503 has not begun, and the same
+// request may run again. Of any other 5xx it is not known what has happened: see [Unknown].
 func UpstreamPolicy(status int) Verdict {
 	switch {
 	case slices.Contains(upstreamRefusals, status):
@@ -140,6 +140,10 @@ func (c *recorder) settleOutcome(ctx context.Context, h *handled) {
 		c.answerReleased(b, c.releaseKey(c.unfinished(), http.StatusInternalServerError))
 		return
 	case h.run.failShort(b.checkLength()) && !b.over: // over the limit the error may be that of the refused Write; the effects stand
+		if c.claim.External && !c.lost && h.run.verdict == Undecided && !c.answers.isAnswer(h.run.err) {
+			c.holdFailed(h.run.err)
+			return
+		}
 		b = c.answers.renderError(h.run)
 	}
 	switch verdict := h.run.verdictOnStatus(b.status, c.m.opts.Policy); verdict {
@@ -152,6 +156,14 @@ func (c *recorder) settleOutcome(ctx context.Context, h *handled) {
 	default:
 		c.answerReleased(b, c.releaseKey(Bound, b.status))
 	}
+}
+
+// holdFailed ends a run with external effects whose handler has failed with err, and has not said by a [*Problem] or a
+// verdict what that means. Its status would be the middleware's, of which no policy can judge.
+func (c *recorder) holdFailed(err error) {
+	c.event.Err = err
+	b := c.answers.renderProblem(c.unfinishedProblem(c.answers.problemFor(err)))
+	c.answerReleased(b, c.releaseKey(Hold, b.status))
 }
 
 // keepResponse stores the response, with the business writes if commit, and answers.

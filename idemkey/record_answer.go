@@ -200,6 +200,12 @@ func (a answerer) renderProblem(p *Problem) *buffer {
 	return b
 }
 
+// isAnswer reports whether err, or Problems.MapError, says how to answer it.
+func (a answerer) isAnswer(err error) bool {
+	own := (*Problem)(nil)
+	return errors.As(err, &own) || a.m.opts.Problems.MapError != nil && a.m.opts.Problems.MapError(err) != nil
+}
+
 // problemFor maps a handler's or a commit's error. The client learns nothing of the text of an error that is
 // no problem of the service's own making.
 func (a answerer) problemFor(err error) *Problem {

@@ -107,7 +107,7 @@ func (c *Claim) Check() error {
 		return errors.New("idemkey: Claim.FP is empty")
 	case c.Lease <= 0:
 		return errors.New("idemkey: Claim.Lease must be positive")
-	case c.TTL < c.Lease:
+	case c.TTL < c.Lease && !c.External:
 		return errors.New("idemkey: Claim.TTL must be at least the lease")
 	}
 	return nil
@@ -142,6 +142,7 @@ type Record struct {
 	LifeLeft  time.Duration // until it expires; 0: the store does not say
 	ExpiresAt time.Time     // zero: not before its outcome is known
 	Expired   bool
+	Decided   bool     // of StateFailed: somebody has decided that it runs again, whatever MaxAttempts says
 	Response  Response // of StateCompleted and StateTombstone
 }
 
@@ -254,7 +255,7 @@ func (c *Claim) Judge(rec *Record) Kind {
 		return KindNotRetained
 	case unknown && rec.Attempt != c.Recovered && rec.Age+c.ExecTimeout >= c.DedupesFor:
 		return KindUnknown
-	case c.MaxAttempts > 0 && rec.Attempt >= c.MaxAttempts:
+	case c.MaxAttempts > 0 && rec.Attempt >= c.MaxAttempts && rec.Attempt != c.Recovered && !(rec.Decided && rec.State == StateFailed):
 		return KindUnknown
 	}
 	return KindProceed

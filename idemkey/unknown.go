@@ -15,10 +15,11 @@ import (
 // An UnknownOutcome is a record whose outcome is not known: its run was released with [Hold], or its owner has vanished.
 type UnknownOutcome struct {
 	ID      Identity
-	Attempt int       // the run whose outcome is unknown
-	Since   time.Time // when the key was claimed first, by the store's clock
-	Token   string    // names the run: a decision is about no other
-	FPAlg   string    // of the record's [Fingerprint]
+	Attempt int           // the run whose outcome is unknown
+	Since   time.Time     // when the key was claimed first, by the store's clock
+	Over    time.Duration // since the run has ended, or its lease has
+	Token   string        // names the run: a decision is about no other
+	FPAlg   string        // of the record's [Fingerprint]
 }
 
 // An Arbiter is a [Store] that can be told what became of a run.
@@ -51,7 +52,7 @@ type Reconciler struct {
 // ReconcilerOptions configure a [Reconciler].
 type ReconcilerOptions struct {
 	Every time.Duration // time between two looks at all unknown outcomes; default: 1 min
-	After time.Duration // how old a run must be before Recover is asked about it; default: Limits.ExecTimeout and Limits.Lease together
+	After time.Duration // how long a run must be over before Recover is asked about it, since its call may be on its way; default: Limits.ExecTimeout
 }
 
 // NewReconciler returns a Reconciler for the keys of m, which must have Options.Recover. A nil opts means the defaults.
@@ -61,7 +62,7 @@ func NewReconciler(m *Middleware, opts *ReconcilerOptions) (*Reconciler, error) 
 		r.opts = *opts
 	}
 	r.opts.Every = cmp.Or(r.opts.Every, DefaultReconcileEvery)
-	r.opts.After = cmp.Or(r.opts.After, m.opts.Limits.ExecTimeout+m.opts.Limits.Lease)
+	r.opts.After = cmp.Or(r.opts.After, m.opts.Limits.ExecTimeout)
 	var ok bool
 	switch r.store, ok = m.store.(Arbiter); {
 	case !ok:
@@ -95,7 +96,7 @@ func (r *Reconciler) Run(ctx context.Context) {
 func (r *Reconciler) Reconcile(ctx context.Context) (settled int, err error) {
 	var first error
 	err = r.store.EachUnknown(ctx, func(u UnknownOutcome) error {
-		if !r.isOurs(u.ID) || time.Since(u.Since) < r.opts.After {
+		if !r.isOurs(u.ID) || u.Over < r.opts.After {
 			return nil
 		}
 		done, err := r.settleOne(ctx, u)

@@ -24,7 +24,14 @@ var unknownEnds = map[string]func(http.ResponseWriter, *http.Request){
 		idemkey.SetVerdict(r.Context(), idemkey.Unknown)
 		w.WriteHeader(504)
 	},
-	"policy": func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(502) },
+	"short": func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Length", "10")
+		w.WriteHeader(201)
+		_, _ = w.Write([]byte("half"))
+	},
+	"error":    func(_ http.ResponseWriter, r *http.Request) { idemkey.Fail(r.Context(), errors.New("insert")) },
+	"conflict": func(_ http.ResponseWriter, r *http.Request) { idemkey.Fail(r.Context(), idemkey.ErrTxConflict) },
+	"policy":   func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(502) },
 	"error, and the verdict": func(_ http.ResponseWriter, r *http.Request) {
 		idemkey.SetVerdict(r.Context(), idemkey.Unknown)
 		idemkey.Fail(r.Context(), errors.New("upstream"))
@@ -68,6 +75,25 @@ func TestUnknownOutcomesRunOnce(t *testing.T) {
 	}
 }
 
+// An error that says how it is answered is no unknown outcome: the handler knows what it means.
+func TestAnExplainedErrorOfAnExternalHandler(t *testing.T) {
+	t.Parallel()
+	m := newMiddleware(t, newMemory(t, nil), idemkey.Options{ExternalEffects: true})
+	runs := 0
+	refuse := func(_ http.ResponseWriter, r *http.Request) {
+		runs++
+		idemkey.Fail(r.Context(), &idemkey.Problem{Status: 429, Code: "busy"})
+	}
+	for range 2 {
+		if got := send(t, m, refuse, "k", "{}"); got.status != 429 {
+			t.Errorf("got %d %s", got.status, got.body)
+		}
+	}
+	if runs != 2 {
+		t.Errorf("the handler ran %d times, want 2", runs)
+	}
+}
+
 // Without external effects the same ends let the request run again, and so they do while the upstream recognizes the key.
 func TestUnknownOutcomesThatMayRunAgain(t *testing.T) {
 	t.Parallel()
@@ -77,7 +103,6 @@ func TestUnknownOutcomesThatMayRunAgain(t *testing.T) {
 			if !opts.ExternalEffects && (strings.Contains(name, "verdict") || name == "policy") {
 				continue // the handler says itself that nobody knows
 			}
-			opts.Policy = idemkey.UpstreamPolicy
 			m := newMiddleware(t, newMemory(t, nil), opts)
 			runs := 0
 			for range 2 {
@@ -94,7 +119,8 @@ func TestUnknownOutcomesThatMayRunAgain(t *testing.T) {
 func TestTheLastAttemptIsHeld(t *testing.T) {
 	t.Parallel()
 	seen := &recorder{}
-	m := newMiddleware(t, newMemory(t, nil), idemkey.Options{ExternalEffects: true, Observer: seen, Limits: idemkey.Limits{MaxAttempts: 2}})
+	m := newMiddleware(t, newMemory(t, nil), idemkey.Options{ExternalEffects: true, Policy: idemkey.DefaultPolicy, Observer: seen,
+		Limits: idemkey.Limits{MaxAttempts: 2}})
 	fails := func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(500) }
 	for _, want := range []int{500, 500, 409} {
 		if got := send(t, m, fails, "k", "{}"); got.status != want {
@@ -133,7 +159,7 @@ func (s *startPanics) Started(context.Context, string) {
 func TestTheLimitOfUnknownOutcomes(t *testing.T) {
 	t.Parallel()
 	m := newMiddleware(t, newMemory(t, nil), idemkey.Options{ExternalEffects: true, Limits: idemkey.Limits{MaxUnknownPerScope: 2},
-		Scope: func(r *http.Request) (string, error) { return r.Header.Get("X-Tenant"), nil }, FailOpen: true})
+		Scope: func(r *http.Request) (string, error) { return r.Header.Get("X-Tenant"), nil }})
 	runs := 0
 	ask := func(tenant, key string) *httptest.ResponseRecorder {
 		req := httptest.NewRequestWithContext(t.Context(), "POST", "/orders", strings.NewReader("{}"))
@@ -163,8 +189,8 @@ func TestTheLimitOfUnknownOutcomes(t *testing.T) {
 func TestUpstreamPolicy(t *testing.T) {
 	t.Parallel()
 	want := map[idemkey.Verdict][]int{
-		idemkey.Keep:      {200, 201, 204, 301, 400, 404, 409, 410, 422},
-		idemkey.Retryable: {401, 403, 407, 408, 421, 425, 429, 503},
+		idemkey.Keep:      {200, 201, 204, 301, 400, 404, 410, 422},
+		idemkey.Retryable: {401, 403, 407, 408, 409, 421, 423, 425, 429, 503},
 		idemkey.Unknown:   {500, 501, 502, 504, 520, 599},
 	}
 	for verdict, statuses := range want {

@@ -140,6 +140,25 @@ func TestAnIDThatIsTaken(t *testing.T) {
 	}
 }
 
+// A dead letter that has a new id, because its own was taken, is noted once, even if the first COMMIT had no answer.
+func TestADeadLetterWithANewIDIsNotedOnce(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	taken := f.kill(t, "no queue", msg("x", "x"))
+	f.exec(t, "SELECT setval('{schema}.outbox_id_seq', $1, false)", taken[0])
+	f.write(t, msg("a", "a"))
+	ids := f.texts(t, "SELECT message_id::text FROM {schema}.outbox WHERE key = 'a'")
+	for range 2 {
+		_, err := f.pool.Exec(t.Context(), newQueries(f.schema).holdMessages, taken, []string{"dead"}, []int64{0}, []int{1}, []string{"no queue"}, ids)
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := f.texts(t, "SELECT count(*)::text FROM {schema}.outbox_held WHERE key = 'a'"); got[0] != "1" {
+		t.Errorf("%s dead letters, want 1", got[0])
+	}
+}
+
 // Messages of the log whose ids come twice are published, wherever a page, a list or a tenure ends between them.
 func TestIDsOfTheLogThatComeTwice(t *testing.T) {
 	t.Parallel()

@@ -397,7 +397,8 @@ missing AS MATERIALIZED (
 	FROM compared c
 	WHERE NOT held AND (behind IS NULL OR NOT EXISTS (
 		SELECT FROM {schema}.outbox_held h
-		WHERE h.state IN ('refused', 'waiting') AND h.ordering_key BETWEEN c.ordering_key AND c.ordering_key AND h.message_id = c.message_id))),
+		WHERE h.state IN ('refused', 'waiting') AND h.ordering_key BETWEEN c.ordering_key AND c.ordering_key AND h.message_id = c.message_id))
+		AND (NOT taken AND behind IS NULL OR NOT EXISTS (SELECT FROM {schema}.outbox_held h WHERE h.state = 'dead' AND h.message_id = c.message_id))),
 added AS (
 	INSERT INTO {schema}.outbox_held (id, message_id, topic, type, scope, key, step, n, ordering_key,
 		correlation_id, causation_id, content_type, headers, payload, created_at, state, due_at, attempts, reason, refused_at)

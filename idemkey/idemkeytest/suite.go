@@ -53,6 +53,8 @@ func Run(t *testing.T, open func(t *testing.T) Subject) {
 		"UnknownLimit":  testUnknownLimit,
 		"Dedupes":       testDedupes,
 		"Settle":        testSettle,
+		"UnknownLater":  testUnknownLater,
+		"Decided":       testDecidedAttempts,
 		"Failed":        testFailed,
 		"MaxAttempts":   testMaxAttempts,
 		"Replay":        testReplay,

@@ -77,8 +77,10 @@ func testExpiredReject(t *testing.T, s Subject) {
 	s.Crash(t, crashed.ID, beginAttempt(t, s, crashed, 1))
 	s.Expire(t, crashed.ID)
 	if !s.traceless() {
-		held := crashed
-		held.External = true
+		held := Claim("held", "a")
+		s.Crash(t, held.ID, beginAttempt(t, s, held, 1))
+		s.Expire(t, held.ID)
+		held.RejectExpired, held.External = true, true
 		beginClaim(t, s, held, idemkey.KindUnknown) // it may have had its effect
 	}
 	releaseBound(t, beginAttempt(t, s, crashed, 1)) // nothing was committed: there is nothing to refuse

@@ -107,6 +107,7 @@ func testDedupes(t *testing.T, s Subject) {
 	c.DedupesFor = c.ExecTimeout // the run would end too late
 	beginClaim(t, s, c, idemkey.KindUnknown)
 	c.DedupesFor = time.Hour
+	c.MaxAttempts = 9
 	exec := beginAttempt(t, s, c, 2)
 	s.Crash(t, c.ID, exec)
 	if d := beginClaim(t, s, c, idemkey.KindProceed); d.Attempt != 3 || !d.TookOver {
@@ -179,4 +180,41 @@ func testSettle(t *testing.T, s Subject) {
 	}
 	s.Expire(t, external("held").ID)
 	beginAttempt(t, s, external("held"), 1)
+}
+
+// A record that was claimed by a handler without external effects, and whose outcome is unknown to one with them, is
+// listed and does not expire from then on.
+func testUnknownLater(t *testing.T, s Subject) {
+	a, ok := s.Store.(idemkey.Arbiter)
+	if !ok || s.traceless() {
+		return
+	}
+	c := Claim("k", "a")
+	s.Crash(t, c.ID, beginAttempt(t, s, c, 1))
+	c.External = true
+	beginClaim(t, s, c, idemkey.KindUnknown)
+	u, ok := listUnknown(t, a)["k"]
+	if !ok {
+		t.Fatal("the unknown outcome is not listed")
+	}
+	expectNoError(t, "Settle", a.Settle(t.Context(), u, nil, time.Hour))
+	beginAttempt(t, s, c, 2)
+}
+
+// What was found out, or decided, counts more than the limit of attempts.
+func testDecidedAttempts(t *testing.T, s Subject) {
+	a, ok := s.Store.(idemkey.Arbiter)
+	if !ok || s.traceless() {
+		return
+	}
+	c := external("k")
+	c.MaxAttempts = 1
+	holdKey(t, s, c, 1)
+	beginClaim(t, s, c, idemkey.KindUnknown)
+	expectNoError(t, "Settle", a.Settle(t.Context(), listUnknown(t, a)["k"], nil, time.Hour))
+	expectNoError(t, "Release", beginAttempt(t, s, c, 2).Release(t.Context(), idemkey.Hold, 504))
+	beginClaim(t, s, c, idemkey.KindUnknown)
+	c.Recovered = 2
+	expectNoError(t, "Commit", beginAttempt(t, s, c, 3).Commit(t.Context(), richResponse()))
+	beginClaim(t, s, c, idemkey.KindReplay)
 }

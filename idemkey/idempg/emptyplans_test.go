@@ -33,7 +33,7 @@ func TestPlansOfAnEmptyTableAreGoodForAFullOne(t *testing.T) {
 		Settings: map[string]string{pg.PlanByIndex: "sweepRecords listUnknown"},
 		OnlyNew: map[string]string{
 			"finds records by their primary key, or unknown ones by their index, with each request": `readRecord takeOver findAbandoned lockRecord completeRecord commitRecord
-				failRecord forgetRecord lockPrior forgetPrior readState readHolder lockState readUnwritten findOverQuota settle countUnknown endLostOwner`,
+				failRecord forgetRecord lockPrior forgetPrior readState readHolder lockState readUnwritten findOverQuota settle countUnknown endLostOwner keepUnknown`,
 		},
 		Excepted: map[string]string{
 			"inserts: the unique index finds a conflict": "insertClaim keepInline commitInline",
@@ -57,6 +57,7 @@ func TestPlansOfAnEmptyTableAreGoodForAFullOne(t *testing.T) {
 				"readState":      record("done", token),
 				"readHolder":     record("done", token),
 				"lockState":      record("done", token),
+				"keepUnknown":    record("unknown", token),
 				"endLostOwner":   record("live", token, 0),
 				"readUnwritten":  record("done", token),
 				"findOverQuota":  {"http", "full", work},

@@ -29,10 +29,14 @@ func (s *Store) claimLeased(ctx context.Context, e *execution, c *idemkey.Claim)
 	for range maxClaims {
 		life, err := s.insertRecord(ctx, e, c)
 		if err != nil {
-			return idemkey.Decision{}, err
+			return idemkey.Decision{}, s.forgetUnrun(ctx, e, c, err)
 		}
 		if life.claimWon() {
-			return e.proceedLeased(ctx, c, 1, life)
+			d, err := e.proceedLeased(ctx, c, 1, life)
+			if err != nil && e.record == nil {
+				err = s.forgetUnrun(ctx, e, c, err)
+			}
+			return d, err
 		}
 		rec, err := s.readRecord(ctx, e.conn, c.ID)
 		if err != nil {
@@ -63,6 +67,21 @@ func (s *Store) claimLeased(ctx context.Context, e *execution, c *idemkey.Claim)
 	return inFlightDecision(0), s.checkHidden(ctx, e)
 }
 
+// forgetLimit bounds forgetUnrun.
+const forgetLimit = time.Second
+
+// forgetUnrun removes the record of a claim that failed by err, and may have been made all the same, as by an INSERT that
+// nobody waited for to the end: its handler has not run. Without External the record lapses by itself.
+func (s *Store) forgetUnrun(ctx context.Context, e *execution, c *idemkey.Claim, err error) error {
+	if !c.External {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), forgetLimit)
+	defer cancel()
+	_, failed := s.own.Exec(ctx, s.q.forgetRecord, e.id.Namespace, e.id.Scope, e.id.Key, e.token)
+	return errors.Join(err, failed)
+}
+
 // checkHidden returns an [idemkey.ErrRecordHidden] if row-level security hides records from e's session. It is asked where
 // a record that exists cannot be read, or not be changed.
 func (s *Store) checkHidden(ctx context.Context, e *execution) error {
@@ -88,14 +107,20 @@ func (s *Store) decideBehind(ctx context.Context, conn *pgxpool.Conn, c *idemkey
 // its lease has run out, but it holds the row lock, so its outcome is open.
 func (s *Store) judgeRecord(ctx context.Context, conn *pgxpool.Conn, c *idemkey.Claim, rec *storedRecord) (idemkey.Kind, error) {
 	kind := c.Judge(&rec.Record)
-	if kind != idemkey.KindUnknown || rec.State != idemkey.StateInProgress {
+	if kind != idemkey.KindUnknown {
 		return kind, nil
 	}
-	abandoned, err := s.ownerDied(ctx, conn, c.ID, rec.token)
-	if err == nil && !abandoned {
-		kind = idemkey.KindInFlight
+	if rec.State == idemkey.StateInProgress {
+		if abandoned, err := s.ownerDied(ctx, conn, c.ID, rec.token); err != nil || !abandoned {
+			return idemkey.KindInFlight, err
+		}
 	}
-	return kind, err
+	if c.External && !rec.ExpiresAt.IsZero() {
+		if _, err := conn.Exec(ctx, s.q.keepUnknown, c.ID.Namespace, c.ID.Scope, c.ID.Key, rec.token); err != nil {
+			return kind, fmt.Errorf("keep the unknown outcome: %w", err)
+		}
+	}
+	return kind, nil
 }
 
 // ownerDied reports whether the owner by token has died.
@@ -128,15 +153,23 @@ func (l lifespan) incarnation(id idemkey.Identity, ttl time.Duration) string {
 // insertRecord returns the life of an absent key's new record.
 func (s *Store) insertRecord(ctx context.Context, e *execution, c *idemkey.Claim) (life lifespan, err error) {
 	err = e.conn.QueryRow(ctx, s.q.insertClaim, e.id.Namespace, e.id.Scope, e.id.Key, c.FP.Sum, c.FP.Alg, e.token,
-		s.opts.Grace.Milliseconds(), c.TTL.Milliseconds(), c.External).Scan(&life.expires, &life.created, nil)
+		s.leaseOf(c).Milliseconds(), c.TTL.Milliseconds(), c.External).Scan(&life.expires, &life.created, nil)
 	return claimResult(life, err, "claim key")
 }
 
 // takeOverRecord returns the life of a record that has changed its owner.
 func (s *Store) takeOverRecord(ctx context.Context, e *execution, c *idemkey.Claim, from pgtype.UUID, attempt int) (life lifespan, err error) {
 	err = e.conn.QueryRow(ctx, s.q.takeOver, e.id.Namespace, e.id.Scope, e.id.Key, from, c.FP.Sum, c.FP.Alg, e.token,
-		attempt, s.opts.Grace.Milliseconds(), c.TTL.Milliseconds(), c.External).Scan(&life.expires, &life.created)
+		attempt, s.leaseOf(c).Milliseconds(), c.TTL.Milliseconds(), c.External).Scan(&life.expires, &life.created, nil)
 	return claimResult(life, err, "take over key")
+}
+
+// leaseOf returns for how long a run counts as running although the server has lost sight of its owner.
+func (s *Store) leaseOf(c *idemkey.Claim) time.Duration {
+	if c.External {
+		return max(s.opts.Grace, c.Lease)
+	}
+	return s.opts.Grace
 }
 
 // claimResult reads the result of a claim. Losing a race is no error.

@@ -59,6 +59,7 @@ func scanRecord(row pgx.CollectableRow) (*storedRecord, error) {
 		r.ExpiresAt, r.LifeLeft = expires.Time, max(0, expires.Time.Sub(now))
 		r.Expired = r.LifeLeft == 0
 	}
+	r.Decided = leaseUntil.Unix() == 0
 	if state != nil && *state == int(uint8(*state)) {
 		r.State = idemkey.State(*state)
 	}

@@ -19,24 +19,31 @@ const sqlReadRecord = `
 SELECT ` + recordColumns + ` FROM {schema}.idempotency_key
 WHERE namespace = $1 AND scope = $2 AND key = $3`
 
+// commitOf is an expression that makes the transaction's commit asynchronous unless external is true, and durable if it is:
+// the session's default may be off.
+func commitOf(external string) string {
+	return `CASE WHEN NOT ` + external + ` THEN set_config('synchronous_commit', 'off', true)
+	WHEN current_setting('synchronous_commit') = 'off' THEN set_config('synchronous_commit', 'local', true) END`
+}
+
 // sqlInsertClaim makes the caller the owner of an absent key. A concurrent claim
 // waits for the other insert, which commits at once. DO NOTHING, since DO UPDATE
 // would wait for a running owner's row lock even where its WHERE is false. While an
 // owner's COMMIT is under way this waits for it, but never for a handler. The commit is
 // asynchronous: a claim that is lost with the server has committed nothing. With $9 the handler has effects outside of
 // the database: then the commit is not, and the record expires once its outcome is known.
-const sqlInsertClaim = `
+var sqlInsertClaim = `
 INSERT INTO {schema}.idempotency_key (namespace, scope, key, state, fp, fp_alg, token, attempt, lease_until, expires_at)
 VALUES ($1, $2, $3, 1, $4, $5, $6, 1,
 	clock_timestamp() + $7::bigint * interval '1 ms', CASE WHEN $9 THEN 'infinity' ELSE clock_timestamp() + $8::bigint * interval '1 ms' END)
 ON CONFLICT (namespace, scope, key) DO NOTHING
-RETURNING expires_at, created_at, CASE WHEN NOT $9 THEN set_config('synchronous_commit', 'off', true) END`
+RETURNING expires_at, created_at, ` + commitOf("$9")
 
 // sqlTakeOver makes the caller the owner of a record that was read with token
 // $4. It changes no row if the record has changed since, or if its owner still
 // holds the row lock: the lock, not the clock, proves that an owner lives. It
 // never changes a completed record that has not expired.
-const sqlTakeOver = `
+var sqlTakeOver = `
 WITH free AS MATERIALIZED (
 	SELECT 1 FROM {schema}.idempotency_key
 	WHERE namespace = $1 AND scope = $2 AND key = $3 AND token = $4 AND (state IN (2, 5)
@@ -51,7 +58,7 @@ SET state = 1, fp = $5, fp_alg = $6, token = $7, attempt = $8,
 	created_at = CASE WHEN $8 = 1 THEN clock_timestamp() ELSE created_at END,
 	resp_status = NULL, resp_header = NULL, resp_body = NULL, enc_key_id = NULL, completed_at = NULL
 WHERE namespace = $1 AND scope = $2 AND key = $3 AND token = $4 AND EXISTS (SELECT FROM free)
-RETURNING expires_at, created_at`
+RETURNING expires_at, created_at, CASE WHEN $11 AND current_setting('synchronous_commit') = 'off' THEN set_config('synchronous_commit', 'local', true) END`
 
 // sqlFindAbandoned returns a row if the owner of the claim with token $4 has died:
 // a running owner holds the row lock, even after its lease.
@@ -218,6 +225,12 @@ const sqlReadHolder = `
 SELECT token = $4 FROM {schema}.idempotency_key
 WHERE namespace = $1 AND scope = $2 AND key = $3`
 
+// sqlKeepUnknown lets a record never expire whose outcome is unknown: it was claimed by a handler that was said to have no
+// effects outside of the database.
+const sqlKeepUnknown = `
+UPDATE {schema}.idempotency_key SET expires_at = 'infinity'
+WHERE namespace = $1 AND scope = $2 AND key = $3 AND token = $4 AND state IN (1, 5)`
+
 // sqlLockState is sqlReadState for a record that is not locked. Its result is durable: a row lock
 // is written to the log.
 const sqlLockState = sqlReadState + ` FOR UPDATE SKIP LOCKED`
@@ -242,7 +255,7 @@ type queries struct {
 	keepInline, commitInline, lockPrior, forgetPrior                   string
 	readState, readHolder, lockState, sweepRecords, findOverQuota      string
 	readUnwritten, findHidden, countUnknown, listUnknown, settle       string
-	endLostOwner                                                       string
+	endLostOwner, keepUnknown                                          string
 }
 
 func newQueries(schema string) queries {
@@ -257,6 +270,6 @@ func newQueries(schema string) queries {
 		lockPrior:    bind(sqlLockPrior), forgetPrior: bind(sqlForgetPrior),
 		readState: bind(sqlReadState), readHolder: bind(sqlReadHolder), lockState: bind(sqlLockState), sweepRecords: bind(sqlSweepRecords), findOverQuota: bind(sqlFindOverQuota),
 		countUnknown: bind(keysql.CountUnknown), listUnknown: bind(keysql.ListUnknown), settle: bind(keysql.Settle),
-		readUnwritten: bind(sqlReadUnwritten), findHidden: bind(pg.SQLFindHidden("idempotency_key")), endLostOwner: bind(sqlEndLostOwner),
+		readUnwritten: bind(sqlReadUnwritten), findHidden: bind(pg.SQLFindHidden("idempotency_key")), endLostOwner: bind(sqlEndLostOwner), keepUnknown: bind(sqlKeepUnknown),
 	}
 }

@@ -39,8 +39,9 @@ func (s *Store) EachUnknown(ctx context.Context, found func(idemkey.UnknownOutco
 
 func scanUnknown(row pgx.CollectableRow) (u idemkey.UnknownOutcome, err error) {
 	var token pgtype.UUID
-	err = row.Scan(&u.ID.Namespace, &u.ID.Scope, &u.ID.Key, &u.Attempt, &u.Since, &token, &u.FPAlg)
-	u.Token = token.String()
+	var over float64
+	err = row.Scan(&u.ID.Namespace, &u.ID.Scope, &u.ID.Key, &u.Attempt, &u.Since, &over, &token, &u.FPAlg)
+	u.Token, u.Over = token.String(), time.Duration(over*float64(time.Second))
 	return u, err
 }
 

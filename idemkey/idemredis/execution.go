@@ -85,14 +85,23 @@ func (e *execution) Release(ctx context.Context, mode idemkey.ReleaseMode, statu
 	case idemkey.Hold:
 		how = int(idemkey.StateUnknown)
 	}
-	_, err := e.runOwnerScript(ctx, scriptRelease, how, status, lifeArg(e.failedTTL), milliseconds(e.keepExpired))
+	mine, err := e.runOwnerScript(ctx, scriptRelease, how, status, lifeArg(e.failedTTL), milliseconds(e.keepExpired))
 	switch {
 	case err != nil:
 		return fmt.Errorf("idemredis: release record: %w", err)
-	case mode == idemkey.Hold && e.open == nil:
-		return e.s.openRunOf(e.id).add(ctx, e.s)
+	case !mine && mode == idemkey.Hold:
+		return fmt.Errorf("idemredis: release record: %w", errTakenOver)
+	case !mine:
+		return nil
 	case mode != idemkey.Hold:
 		e.open.remove(ctx, e.s)
+		return nil
+	}
+	if e.open == nil {
+		e.open = e.s.openRunOf(e.id)
+	}
+	if _, err := e.open.setEnd(ctx, e.s, 0); err != nil {
+		return fmt.Errorf("idemredis: release record: %w", err)
 	}
 	return nil
 }
@@ -108,8 +117,10 @@ func (e *execution) Renew(ctx context.Context) error {
 		return fmt.Errorf("idemredis: renew lease: %w", err)
 	case !mine:
 		return fmt.Errorf("idemredis: renew lease: %w", idemkey.ErrLeaseLost)
+	case e.open != nil:
+		_, err = e.open.setEnd(ctx, e.s, e.lease)
 	}
-	return nil
+	return err
 }
 
 // runOwnerScript runs one of the owner's scripts. It reports false if the record does not

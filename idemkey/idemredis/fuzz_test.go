@@ -19,7 +19,7 @@ func FuzzDecodeRecord(f *testing.F) {
 	f.Add("1", "sum", "v1", "token", "0", int64(0), int64(1), int64(0), "", []byte{}, "", "")
 	f.Add("1", "sum", "v1", "", "1", int64(0), int64(1), int64(0), "", []byte{}, "", "")
 	f.Fuzz(func(t *testing.T, state, sum, alg, token, attempt string, left, expires, expired int64, status string, header []byte, body, keyID string) {
-		fields := []any{int64(0), state, sum, alg, token, attempt, left, expires, expired, status, string(header), body, keyID, left}
+		fields := []any{int64(0), state, sum, alg, token, attempt, left, expires, expired, status, string(header), body, keyID, left, left, int64(0)}
 		for i := range fields { // a field that is missing is nil, and none may be of another type
 			for _, damaged := range []any{nil, 1.5} {
 				reply := append([]any{}, fields...)

@@ -17,13 +17,17 @@ import (
 )
 
 // An openRun is an entry of a scope's sorted set of runs with effects outside of the store that have not ended with a
-// known outcome. The set has entries in the order of their time, as JSON arrays of namespace, scope and key. It bounds the
-// unknown outcomes of a scope, and lists them for those who decide.
+// known outcome. An entry is a JSON array of namespace, scope and key, and its score the end of the run's lease, or of the
+// run. So those whose outcome is unknown come first: they are counted for the limit of the scope, and listed for those who
+// decide.
 //
-// The entry is made after the claim and before the handler runs, and removed after the record has its outcome. So a crash
-// leaves an entry too many, which the next look at it removes. A retry that finds an unknown outcome makes a missing entry
-// again.
-type openRun struct{ set, member string }
+// The entry is made after the claim and before the handler runs, and removed after the record has its outcome, if no other
+// run has it by then. A crash leaves an entry too many, which the next look at it removes. A retry that finds an unknown
+// outcome makes a missing entry again.
+type openRun struct {
+	set, member string
+	score       string // as this run has set it
+}
 
 // openRunsInfix stands between the prefix and the digest of a scope.
 const openRunsInfix = "open:"
@@ -33,56 +37,92 @@ func (s *Store) openRunOf(id idemkey.Identity) *openRun {
 	return &openRun{set: rediskey.Of(s.opts.Prefix+openRunsInfix, idemkey.Identity{Namespace: id.Namespace, Scope: id.Scope}), member: string(member)}
 }
 
-// scriptEnter adds member ARGV[1] at time ARGV[2] and returns how many there are.
-var scriptEnter = redis.NewScript(`
-redis.call('ZADD', KEYS[1], ARGV[2], ARGV[1])
-return redis.call('ZCARD', KEYS[1])
+// scriptEnter sets the end of member ARGV[1] to ARGV[2] ms from now, if its score is ARGV[3] or that is empty. It returns
+// the score, and how many entries are over.
+var scriptEnter = redis.NewScript(luaNow + `
+local is = redis.call('ZSCORE', KEYS[1], ARGV[1])
+local score = string.format('%.0f', now + tonumber(ARGV[2]))
+if ARGV[3] == '' or is == ARGV[3] then redis.call('ZADD', KEYS[1], score, ARGV[1]) end
+return {score, redis.call('ZCOUNT', KEYS[1], '-inf', string.format('%.0f', now))}
 `)
 
-// scriptLeave removes member ARGV[1] if its time is ARGV[2], or that is empty.
+// scriptHeal adds member ARGV[1], which is over, if it is missing.
+var scriptHeal = redis.NewScript(luaNow + `return redis.call('ZADD', KEYS[1], 'NX', string.format('%.0f', now), ARGV[1])`)
+
+// scriptLeave removes member ARGV[1] if its score is ARGV[2].
 var scriptLeave = redis.NewScript(`
-if ARGV[2] == '' or redis.call('ZSCORE', KEYS[1], ARGV[1]) == ARGV[2] then return redis.call('ZREM', KEYS[1], ARGV[1]) end
+if redis.call('ZSCORE', KEYS[1], ARGV[1]) == ARGV[2] then return redis.call('ZREM', KEYS[1], ARGV[1]) end
 return 0
 `)
 
-func (o *openRun) add(ctx context.Context, s *Store) error {
-	_, err := o.addAndCount(ctx, s)
-	return err
-}
+// scriptOver returns the first ARGV[1] members that are over, each followed by its score.
+var scriptOver = redis.NewScript(luaNow + `
+return redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', string.format('%.0f', now), 'WITHSCORES', 'LIMIT', 0, ARGV[1])
+`)
 
-func (o *openRun) addAndCount(ctx context.Context, s *Store) (int, error) {
-	n, err := s.callScript(ctx, scriptEnter, o.set, o.member, time.Now().UnixMilli()).Int()
+// setEnd lets the run's lease end so long from now, and returns how many entries of the set are over.
+func (o *openRun) setEnd(ctx context.Context, s *Store, left time.Duration) (over int, err error) {
+	reply, err := s.callScript(ctx, scriptEnter, o.set, o.member, milliseconds(left), o.score).Slice()
 	if err != nil {
 		return 0, fmt.Errorf("note the run: %w", err)
 	}
-	return n, nil
+	if len(reply) == 2 {
+		score, ok := reply[0].(string)
+		n, ok2 := reply[1].(int64)
+		if ok && ok2 {
+			o.score = score
+			return int(n), nil
+		}
+	}
+	return 0, errReply
+}
+
+// heal makes a missing entry of an unknown outcome. If that fails, the next retry does.
+func (o *openRun) heal(ctx context.Context, s *Store) {
+	_ = s.callScript(ctx, scriptHeal, o.set, o.member).Err()
 }
 
 // remove forgets the run, whose outcome is known. If that fails, the next look at the entry removes it.
 func (o *openRun) remove(ctx context.Context, s *Store) {
-	if o != nil {
-		_ = s.callScript(ctx, scriptLeave, o.set, o.member, "").Err()
+	if o != nil && o.score != "" {
+		_ = s.callScript(ctx, scriptLeave, o.set, o.member, o.score).Err()
 	}
 }
 
-// enterOpenRun notes e's run before its handler runs. A new key that is one too many is given back.
-func (s *Store) enterOpenRun(ctx context.Context, e *execution, c *idemkey.Claim, attempt int) error {
+// enterOpenRun notes e's run before its handler runs. If that fails, or a new key is one too many, the claim is given back
+// by undo.
+func (s *Store) enterOpenRun(ctx context.Context, e *execution, c *idemkey.Claim, attempt int, undo idemkey.ReleaseMode) error {
 	if e.open == nil {
 		return nil
 	}
-	n, err := e.open.addAndCount(ctx, s)
-	if err != nil || attempt > 1 || c.MaxUnknown == 0 || n <= c.MaxUnknown {
-		return err // after an error the claim lapses, and its handler has not run
+	over, err := e.open.setEnd(ctx, s, c.Lease)
+	if err == nil && attempt == 1 && c.MaxUnknown > 0 && over >= c.MaxUnknown {
+		err = s.checkUnknown(ctx, e.open.set, c.MaxUnknown)
 	}
+	if err == nil {
+		return nil
+	}
+	detached, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.opts.CallTimeout)
+	defer cancel()
+	return errors.Join(err, e.Release(detached, undo, 0))
+}
+
+// errEnough ends a walk.
+var errEnough = errors.New("enough")
+
+// checkUnknown returns an [*idemkey.UnknownLimitError] if as many outcomes of a set are unknown as allowed.
+func (s *Store) checkUnknown(ctx context.Context, set string, allowed int) error {
 	unknown := 0
-	err = s.eachOpenRun(ctx, e.open.set, func(run *openRecord) error {
-		unknown++
+	err := s.eachOpenRun(ctx, set, func(*openRecord) error {
+		if unknown++; unknown >= allowed {
+			return errEnough
+		}
 		return nil
 	})
-	if err != nil || unknown < c.MaxUnknown {
-		return err
+	if errors.Is(err, errEnough) {
+		return &idemkey.UnknownLimitError{Limit: allowed}
 	}
-	return errors.Join(&idemkey.UnknownLimitError{Limit: c.MaxUnknown}, e.Release(ctx, idemkey.Forget, 0))
+	return err
 }
 
 // An openRecord is a record whose outcome is unknown.
@@ -91,67 +131,71 @@ type openRecord struct {
 	storedRecord
 }
 
-// openRunsPage is how many entries are read at a time.
-const openRunsPage = 100
+// maxOpenRuns is how many entries of a scope are looked at.
+const maxOpenRuns = 10_000
 
-// eachOpenRun calls found for each unknown outcome of a set, and removes the entries of others.
+// eachOpenRun calls found for each unknown outcome of a set until that returns an error, and removes the entries of others.
+// An entry or record that cannot be read is passed over, and the error returned in the end.
 func (s *Store) eachOpenRun(ctx context.Context, set string, found func(*openRecord) error) error {
-	for from := int64(0); ; {
-		entries, err := s.client.ZRangeWithScores(ctx, set, from, from+openRunsPage-1).Result()
-		if err != nil {
-			return fmt.Errorf("list unknown outcomes: %w", err)
-		}
-		kept, err := s.lookAtOpenRuns(ctx, set, entries, found)
-		if err != nil || len(entries) < openRunsPage {
-			return err
-		}
-		from += int64(kept)
+	over, err := s.callScript(ctx, scriptOver, set, maxOpenRuns).StringSlice()
+	if err != nil {
+		return fmt.Errorf("list unknown outcomes: %w", err)
 	}
-}
-
-// lookAtOpenRuns returns how many of entries stay in the set.
-func (s *Store) lookAtOpenRuns(ctx context.Context, set string, entries []redis.Z, found func(*openRecord) error) (kept int, err error) {
-	for _, entry := range entries {
-		var parts [3]string
-		if err := json.Unmarshal([]byte(entry.Member.(string)), &parts); err != nil {
-			return kept, fmt.Errorf("%w: entry of %s: %w", idemkey.ErrRecordCorrupt, set, err)
-		}
-		id := idemkey.Identity{Namespace: parts[0], Scope: parts[1], Key: parts[2]}
-		rec, err := s.readRecord(ctx, id)
-		if err != nil {
-			return kept, err
-		}
-		open := rec != nil && (rec.State == idemkey.StateUnknown || rec.State == idemkey.StateInProgress)
-		if !open {
-			if err := s.callScript(ctx, scriptLeave, set, entry.Member, strconv.FormatFloat(entry.Score, 'f', -1, 64)).Err(); err != nil {
-				return kept, fmt.Errorf("forget a known outcome: %w", err)
-			}
-			continue
-		}
-		kept++
-		if rec.State == idemkey.StateUnknown || rec.LeaseLeft == 0 {
-			if err := found(&openRecord{id, *rec}); err != nil {
-				return kept, err
-			}
-		}
-	}
-	return kept, nil
-}
-
-// EachUnknown calls found for each unknown outcome. It looks through the names of all keys of Redis for the sets that list
-// them, which takes a second for some million keys and blocks nobody.
-func (s *Store) EachUnknown(ctx context.Context, found func(idemkey.UnknownOutcome) error) error {
-	report := func(r *openRecord) error {
-		return found(idemkey.UnknownOutcome{ID: r.id, Attempt: r.Attempt, Since: time.Now().Add(-r.Age), Token: r.token, FPAlg: r.FP.Alg})
-	}
-	scan := func(ctx context.Context, node redis.UniversalClient) error {
-		names := node.Scan(ctx, 0, s.opts.Prefix+openRunsInfix+"*", scanCount).Iterator()
-		for names.Next(ctx) {
-			if err := s.eachOpenRun(ctx, names.Val(), report); err != nil {
+	var unread error
+	for i := 0; i+1 < len(over); i += 2 {
+		rec, err := s.readOpenRun(ctx, set, over[i], over[i+1])
+		switch {
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case err != nil:
+			unread = errors.Join(unread, err)
+		case rec != nil:
+			if err := found(rec); err != nil {
 				return err
 			}
 		}
-		return names.Err()
+	}
+	return unread
+}
+
+// readOpenRun returns the record of an entry, nil if its outcome is not unknown.
+func (s *Store) readOpenRun(ctx context.Context, set, member, score string) (*openRecord, error) {
+	var parts [3]string
+	if err := json.Unmarshal([]byte(member), &parts); err != nil {
+		return nil, fmt.Errorf("%w: entry of %s: %w", idemkey.ErrRecordCorrupt, set, err)
+	}
+	id := idemkey.Identity{Namespace: parts[0], Scope: parts[1], Key: parts[2]}
+	rec, err := s.readRecord(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	switch {
+	case rec != nil && rec.State == idemkey.StateInProgress && rec.LeaseLeft > 0:
+		return nil, nil // its owner could not say that it lives
+	case rec != nil && (rec.State == idemkey.StateUnknown || rec.State == idemkey.StateInProgress):
+		return &openRecord{id, *rec}, nil
+	}
+	return nil, s.callScript(ctx, scriptLeave, set, member, score).Err()
+}
+
+// EachUnknown calls found for each unknown outcome. It looks through the names of all keys of Redis for the sets that list
+// them, which takes a second for some million keys and blocks nobody. What cannot be read is passed over, and the error
+// returned in the end.
+func (s *Store) EachUnknown(ctx context.Context, found func(idemkey.UnknownOutcome) error) error {
+	report := func(r *openRecord) error {
+		return found(idemkey.UnknownOutcome{ID: r.id, Attempt: r.Attempt, Since: time.Now().Add(-r.Age), Over: r.over, Token: r.token, FPAlg: r.FP.Alg})
+	}
+	scan := func(ctx context.Context, node redis.UniversalClient) error {
+		var unread error
+		names := node.Scan(ctx, 0, s.opts.Prefix+openRunsInfix+"*", scanCount).Iterator()
+		for names.Next(ctx) {
+			err := s.eachOpenRun(ctx, names.Val(), report)
+			if err != nil && !errors.Is(err, idemkey.ErrRecordCorrupt) {
+				return err
+			}
+			unread = errors.Join(unread, err)
+		}
+		return errors.Join(names.Err(), unread)
 	}
 	var err error
 	if cluster, ok := s.client.(*redis.ClusterClient); ok {
@@ -173,7 +217,7 @@ func (s *Store) EachUnknown(ctx context.Context, found func(idemkey.UnknownOutco
 // scanCount is how many names Redis looks at in one call.
 const scanCount = 1000
 
-// Settle ends the unknown outcome u.
+// Settle ends the unknown outcome u. Its entry is removed by the next look at it.
 func (s *Store) Settle(ctx context.Context, u idemkey.UnknownOutcome, r *idemkey.Response, ttl time.Duration) error {
 	state, status, header, body, keyID := idemkey.StateFailed, 0, []byte(nil), []byte(nil), ""
 	if r != nil {
@@ -191,20 +235,29 @@ func (s *Store) Settle(ctx context.Context, u idemkey.UnknownOutcome, r *idemkey
 	case changed == 0:
 		return fmt.Errorf("idemredis: settle: %w", idemkey.ErrDecided)
 	}
-	s.openRunOf(u.ID).remove(ctx, s)
 	return nil
 }
 
 // scriptSettle ends the unknown outcome of the run with token ARGV[1]. The token becomes ARGV[8], so that an owner that has
-// been cut off cannot end its run after that. Sent twice, it finds its own token.
+// been cut off cannot end its run after that. Sent twice, it finds its own token. A lease that ended at 0 says of a failed
+// record that it was decided.
 var scriptSettle = redis.NewScript(luaLive + `
 local r = redis.call('HMGET', KEYS[1], 'token', 'state', 'lease_until', 'expires_at')
 if r[1] == ARGV[8] then return 1 end
 if r[1] ~= ARGV[1] or r[4] ~= '` + strconv.Itoa(never) + `' then return 0 end
 if not (r[2] == '5' or r[2] == '1' and tonumber(r[3]) <= now) then return 0 end
-redis.call('HSET', KEYS[1], 'state', ARGV[2], 'status', ARGV[3], 'token', ARGV[8])
+redis.call('HSET', KEYS[1], 'state', ARGV[2], 'status', ARGV[3], 'token', ARGV[8], 'lease_until', '0')
 if ARGV[2] ~= '2' then redis.call('HSET', KEYS[1], 'header', ARGV[4]) end
 if ARGV[2] == '3' then redis.call('HSET', KEYS[1], 'body', ARGV[5], 'key_id', ARGV[6]) end
 live(tonumber(ARGV[7]), 0)
+return 1
+`)
+
+// scriptKeep lets the record with token ARGV[1] never expire, whose outcome is unknown: it was claimed by a handler that was
+// said to have no effects outside of the store.
+var scriptKeep = redis.NewScript(luaLive + `
+local r = redis.call('HMGET', KEYS[1], 'token', 'state')
+if r[1] ~= ARGV[1] or r[2] ~= '1' and r[2] ~= '5' then return 0 end
+live()
 return 1
 `)

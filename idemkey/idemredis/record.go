@@ -17,6 +17,7 @@ type storedRecord struct {
 	idemkey.Record
 	token  string
 	header []byte
+	over   time.Duration // since its lease has ended
 }
 
 // A wonClaim is the reply to a claim that was won: 1, attempt, expires_at, incarnation.
@@ -50,7 +51,7 @@ func expiryOf(ms int64) time.Time {
 // decodeRecord reads the reply of luaRead. A hash that this package's scripts cannot have
 // written is [idemkey.ErrRecordCorrupt].
 func decodeRecord(reply []any) (*storedRecord, error) {
-	const fields = 14
+	const fields = 16
 	if len(reply) != fields || reply[0] != int64(0) {
 		return nil, errReply
 	}
@@ -65,7 +66,9 @@ func decodeRecord(reply []any) (*storedRecord, error) {
 			Age:       time.Duration(min(d.readInteger(13), maxAge)) * time.Millisecond,
 		},
 		token: d.readText(4),
+		over:  time.Duration(min(d.readInteger(14), maxAge)) * time.Millisecond,
 	}
+	rec.Decided = d.readInteger(15) == 1
 	if !rec.ExpiresAt.IsZero() {
 		rec.LifeLeft = time.Duration(d.readInteger(8)) * time.Millisecond
 		rec.Expired = rec.LifeLeft == 0

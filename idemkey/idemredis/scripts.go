@@ -47,7 +47,7 @@ local function read()
 		'lease_until', 'expires_at', 'status', 'header', 'body', 'key_id', 'created_at')
 	local lease, expires = tonumber(r[6]) or false, tonumber(r[7]) or false
 	local left, life = lease and math.max(0, lease - now), expires and math.max(0, expires - now)
-	return {0, r[1], r[2], r[3], r[4], r[5], left, expires, life, r[8], r[9], r[10], r[11] or '', now - (tonumber(r[12]) or 0)}
+	return {0, r[1], r[2], r[3], r[4], r[5], left, expires, life, r[8], r[9], r[10], r[11] or '', now - (tonumber(r[12]) or 0), lease and now - lease, lease == 0 and 1 or 0}
 end
 `
 
@@ -113,6 +113,7 @@ local r = redis.call('HMGET', KEYS[1], 'token', 'state', 'purge_at')
 if r[1] ~= ARGV[1] or r[2] ~= '1' then return 0 end
 if ARGV[2] == 'forget' then return redis.call('DEL', KEYS[1]) end
 redis.call('HSET', KEYS[1], 'state', ARGV[2], 'status', ARGV[3])
+redis.call('HSET', KEYS[1], 'lease_until', string.format('%.0f', now))
 if ARGV[2] == '5' then live()
 elseif ARGV[4] ~= '' then live(tonumber(ARGV[4]), tonumber(ARGV[5]))
 else redis.call('PEXPIREAT', KEYS[1], r[3]) end

@@ -74,14 +74,14 @@ func (s *Store) claimOrDecide(ctx context.Context, c *idemkey.Claim) (idemkey.De
 	if c.External {
 		e.open, e.keptTTL, e.failedTTL = s.openRunOf(c.ID), c.TTL, cmp.Or(c.FailedTTL, c.TTL)
 	}
-	from, attempt, tookOver := "", 1, false
+	from, attempt, tookOver, undo := "", 1, false, idemkey.Forget
 	for range maxClaims {
 		reply, err := s.sendClaim(ctx, e, c, from, attempt)
 		if err != nil {
-			return idemkey.Decision{}, err
+			return idemkey.Decision{}, s.forgetUnrun(ctx, e, undo, err)
 		}
 		if claim, won := decodeClaim(reply); won {
-			if err := s.enterOpenRun(ctx, e, c, claim.attempt); err != nil {
+			if err := s.enterOpenRun(ctx, e, c, claim.attempt, undo); err != nil {
 				return idemkey.Decision{}, err
 			}
 			d := idemkey.Decision{Kind: idemkey.KindProceed, Exec: e, Incarnation: claim.incarnation, Attempt: claim.attempt, ExpiresAt: claim.expires}
@@ -93,17 +93,39 @@ func (s *Store) claimOrDecide(ctx context.Context, c *idemkey.Claim) (idemkey.De
 			return idemkey.Decision{}, err
 		}
 		if kind := c.Judge(&rec.Record); kind != idemkey.KindProceed {
-			if kind == idemkey.KindUnknown {
-				err = s.openRunOf(c.ID).add(ctx, s) // an owner that died at once, or a failover, may have left it out
-			}
-			if err != nil {
-				return idemkey.Decision{}, err
+			if kind == idemkey.KindUnknown && c.External {
+				s.keepUnknown(ctx, e, c, rec)
 			}
 			return rec.decisionOf(kind)
+		}
+		if undo = idemkey.Hold; rec.State == idemkey.StateFailed || rec.Expired {
+			undo = idemkey.Bound
 		}
 		from, attempt, tookOver = rec.token, c.NextAttempt(&rec.Record), c.TakesOver(&rec.Record)
 	}
 	return idemkey.Decision{Kind: idemkey.KindInFlight}, nil // others were faster each time
+}
+
+// forgetUnrun gives a claim back that failed by err, and may have been made all the same: its handler has not run. Without
+// effects outside of the store the record lapses by itself.
+func (s *Store) forgetUnrun(ctx context.Context, e *execution, undo idemkey.ReleaseMode, err error) error {
+	if e.open == nil {
+		return err
+	}
+	detached, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.opts.CallTimeout)
+	defer cancel()
+	return errors.Join(err, e.Release(detached, undo, 0))
+}
+
+// keepUnknown sees to it that an unknown outcome does not expire and is listed. If that fails, the next retry does it.
+func (s *Store) keepUnknown(ctx context.Context, e *execution, c *idemkey.Claim, rec *storedRecord) {
+	if rec.State != idemkey.StateInProgress && rec.State != idemkey.StateUnknown {
+		return
+	}
+	if !rec.ExpiresAt.IsZero() {
+		_ = s.callScript(ctx, scriptKeep, e.key, rec.token).Err()
+	}
+	s.openRunOf(c.ID).heal(ctx, s)
 }
 
 func (s *Store) sendClaim(ctx context.Context, e *execution, c *idemkey.Claim, from string, attempt int) ([]any, error) {

@@ -56,6 +56,10 @@ func (f *fixture) damage(t testing.TB, id idemkey.Identity) {
 func (f *fixture) lapse(t testing.TB, id idemkey.Identity, _ idemkey.Execution) {
 	t.Helper()
 	f.set(t, id, "lease_until", 1)
+	open := f.openRunOf(id)
+	if err := f.client.ZAddXX(context.WithoutCancel(t.Context()), open.set, redis.Z{Score: 1, Member: open.member}).Err(); err != nil {
+		t.Fatalf("lapse: %v", err)
+	}
 }
 
 func (f *fixture) expire(t testing.TB, id idemkey.Identity) {

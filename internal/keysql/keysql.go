@@ -12,7 +12,7 @@ const isUnknown = `expires_at = 'infinity' AND (state = 5 OR state = 1 AND lease
 
 // ListUnknown lists the first $4 unknown outcomes behind namespace $1, scope $2 and key $3.
 const ListUnknown = `
-SELECT namespace, scope, key, attempt, created_at, token, fp_alg FROM {schema}.idempotency_key
+SELECT namespace, scope, key, attempt, created_at, extract(epoch FROM clock_timestamp() - lease_until)::float8, token, fp_alg FROM {schema}.idempotency_key
 WHERE (namespace, scope, key) > ($1, $2, $3) AND ` + isUnknown + `
 ORDER BY namespace, scope, key LIMIT $4`
 
@@ -23,7 +23,7 @@ SELECT count(*) FROM (
 	SELECT FROM {schema}.idempotency_key WHERE namespace = $1 AND scope = $2 AND ` + isUnknown + ` LIMIT $3) u`
 
 // Settle ends the unknown outcome of the run with token $4, by the arguments of SettleArgs. It changes no row if there is
-// none, or if its owner lives. The token changes too, so that an owner that has been cut off cannot end its run after that.
+// none, or if its owner lives. The token changes too, so that an owner that has been cut off cannot end its run after that. A lease that ended at the epoch says of a failed record that it was decided.
 const Settle = `
 WITH free AS MATERIALIZED (
 	SELECT FROM {schema}.idempotency_key
@@ -32,7 +32,7 @@ WITH free AS MATERIALIZED (
 )
 UPDATE {schema}.idempotency_key
 SET state = $5, resp_status = $6, resp_header = $7, resp_body = $8, enc_key_id = nullif($9, ''), token = gen_random_uuid(),
-	completed_at = clock_timestamp(), lease_until = clock_timestamp(), expires_at = clock_timestamp() + $10::bigint * interval '1 ms'
+	completed_at = clock_timestamp(), lease_until = 'epoch', expires_at = clock_timestamp() + $10::bigint * interval '1 ms'
 WHERE namespace = $1 AND scope = $2 AND key = $3 AND token = $4::text::uuid AND EXISTS (SELECT FROM free)`
 
 // SettleArgs returns the arguments of Settle: u's outcome is r, or, if that is nil, its request may run again.

@@ -89,7 +89,8 @@ INSERT INTO {schema}.idempotency_key (namespace, scope, key, state, fp, fp_alg, 
 VALUES ($1, $2, $3, 1, $4, $5, $6, 1,
 	clock_timestamp() + $7::bigint * interval '1 ms', CASE WHEN $9 THEN 'infinity' ELSE clock_timestamp() + $8::bigint * interval '1 ms' END)
 ON CONFLICT (namespace, scope, key) DO NOTHING
-RETURNING expires_at, created_at, CASE WHEN NOT $9 THEN set_config('synchronous_commit', 'off', true) END
+RETURNING expires_at, created_at, CASE WHEN NOT $9 THEN set_config('synchronous_commit', 'off', true)
+	WHEN current_setting('synchronous_commit') = 'off' THEN set_config('synchronous_commit', 'local', true) END
 ---- queries.keepInline
 
 INSERT INTO {schema}.idempotency_key AS k (namespace, scope, key, token, state, resp_status, resp_header, resp_body, enc_key_id,
@@ -102,9 +103,13 @@ ON CONFLICT (namespace, scope, key) DO UPDATE SET
 	token = excluded.token, resp_status = excluded.resp_status, resp_header = excluded.resp_header, resp_body = excluded.resp_body,
 	enc_key_id = excluded.enc_key_id, fp = excluded.fp, fp_alg = excluded.fp_alg, expires_at = excluded.expires_at,
 	attempt = excluded.attempt, lease_until = excluded.lease_until, created_at = excluded.created_at, completed_at = excluded.completed_at
+---- queries.keepUnknown
+
+UPDATE {schema}.idempotency_key SET expires_at = 'infinity'
+WHERE namespace = $1 AND scope = $2 AND key = $3 AND token = $4 AND state IN (1, 5)
 ---- queries.listUnknown
 
-SELECT namespace, scope, key, attempt, created_at, token, fp_alg FROM {schema}.idempotency_key
+SELECT namespace, scope, key, attempt, created_at, extract(epoch FROM clock_timestamp() - lease_until)::float8, token, fp_alg FROM {schema}.idempotency_key
 WHERE (namespace, scope, key) > ($1, $2, $3) AND expires_at = 'infinity' AND (state = 5 OR state = 1 AND lease_until <= clock_timestamp())
 ORDER BY namespace, scope, key LIMIT $4
 ---- queries.lockPrior
@@ -120,8 +125,8 @@ SELECT
 		THEN current_setting('statement_timeout') ELSE $1::bigint::text END, true)
 	|| set_config('idle_in_transaction_session_timeout', $2::bigint::text, true)
 	|| set_config('client_connection_check_interval', $3::bigint::text, true) || CASE WHEN current_setting('tcp_keepalives_idle')::int > 4
-	THEN set_config('tcp_keepalives_idle', '2', false) || set_config('tcp_keepalives_interval', '1', false)
-		|| set_config('tcp_keepalives_count', '2', false) || set_config('tcp_user_timeout', '4000', false)
+	THEN set_config('tcp_keepalives_idle', '2', true) || set_config('tcp_keepalives_interval', '1', true)
+		|| set_config('tcp_keepalives_count', '2', true)
 	ELSE '' END AS limits, current_setting('role'), pg_current_xact_id()::text, pg_postmaster_start_time() AS server_started, statement_timestamp() AS opened
 FROM {schema}.idempotency_key
 WHERE namespace = $4 AND scope = $5 AND key = $6 AND token = $7 AND state = 1
@@ -156,7 +161,7 @@ WITH free AS MATERIALIZED (
 )
 UPDATE {schema}.idempotency_key
 SET state = $5, resp_status = $6, resp_header = $7, resp_body = $8, enc_key_id = nullif($9, ''), token = gen_random_uuid(),
-	completed_at = clock_timestamp(), lease_until = clock_timestamp(), expires_at = clock_timestamp() + $10::bigint * interval '1 ms'
+	completed_at = clock_timestamp(), lease_until = 'epoch', expires_at = clock_timestamp() + $10::bigint * interval '1 ms'
 WHERE namespace = $1 AND scope = $2 AND key = $3 AND token = $4::text::uuid AND EXISTS (SELECT FROM free)
 ---- queries.sweepRecords
 
@@ -184,4 +189,4 @@ SET state = 1, fp = $5, fp_alg = $6, token = $7, attempt = $8,
 	created_at = CASE WHEN $8 = 1 THEN clock_timestamp() ELSE created_at END,
 	resp_status = NULL, resp_header = NULL, resp_body = NULL, enc_key_id = NULL, completed_at = NULL
 WHERE namespace = $1 AND scope = $2 AND key = $3 AND token = $4 AND EXISTS (SELECT FROM free)
-RETURNING expires_at, created_at
+RETURNING expires_at, created_at, CASE WHEN $11 AND current_setting('synchronous_commit') = 'off' THEN set_config('synchronous_commit', 'local', true) END
