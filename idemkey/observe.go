@@ -181,13 +181,18 @@ func (q *request) reportEvent(ctx context.Context) {
 	o.Logger.LogAttrs(ctx, level, "idemkey: request", attrs...)
 }
 
-// identityAttr names an identity for the log. Keys may be business data, so only a
-// prefix of their digest is written: enough to find a request's lines again.
+// Digest names id without showing it, in 12 hexadecimal digits: a key may be business data, or all that a client proves
+// itself with. The log names requests so, and so do the pages and commands of package operator.
+func (id Identity) Digest() string {
+	d := digest{sha256.New()}
+	d.writeStrings(id.Namespace, id.Scope, id.Key)
+	return hex.EncodeToString(d.Sum(nil)[:6])
+}
+
+// identityAttr names an identity for the log, by its digest unless plain.
 func identityAttr(id Identity, plain bool) slog.Attr {
 	if plain {
 		return slog.Group("id", "namespace", id.Namespace, "scope", id.Scope, "key", id.Key)
 	}
-	d := digest{sha256.New()}
-	d.writeStrings(id.Namespace, id.Scope, id.Key)
-	return slog.String("key", hex.EncodeToString(d.Sum(nil)[:6]))
+	return slog.String("key", id.Digest())
 }

@@ -5,7 +5,7 @@
 --   {prefix}_entry     takes requests: idempotency keys and their sweeper, messages, starts of sagas
 --   {prefix}_relay     publishes the outbox
 --   {prefix}_consumer  runs steps and orchestrators, and the inbox's sweeper
---   {prefix}_operator  decides about dead letters, refused messages and sagas, and replays
+--   {prefix}_operator  decides about dead letters, refused messages, sagas and requests whose outcome is unknown, and replays
 --   {prefix}_reader    sees where a saga is, and everything else but idempotency keys and stored HTTP responses: of
 --                      those it sees how many are in progress; changes nothing
 --
@@ -174,7 +174,13 @@ GRANT SELECT (scope, key, path), DELETE ON {schema}.saga_journal TO {prefix}_con
 {{end -}}
 -- Of the columns here each may be changed, and no other: a person does not make a message of the outbox or the state of
 -- a saga another one. (The row of outbox_relay is locked, for which a right to change it is needed; one can only be true.)
-{{if .inbox -}}
+{{if .idempotency -}}
+-- A request whose outcome is unknown is answered, or may run again. Nobody sees the request and the stored response.
+GRANT SELECT (namespace, scope, key, state, attempt, token, created_at, lease_until, expires_at),
+    UPDATE (state, token, resp_status, resp_header, resp_body, enc_key_id, completed_at, lease_until, expires_at)
+    ON {schema}.idempotency_key TO {prefix}_operator;
+{{end}}
+{{- if .inbox -}}
 GRANT SELECT, UPDATE, DELETE ON {schema}.parked TO {prefix}_operator;
 GRANT SELECT, INSERT, UPDATE (state, updated_at) ON {schema}.inbox TO {prefix}_operator;
 GRANT SELECT ON {schema}.inbox_horizon TO {prefix}_operator;

@@ -8,6 +8,7 @@
 //   - [Locator] finds the steps and messages of one saga.
 //   - [Instances] shows saga instances and applies a [Decision] to one, or to all that a filter picks.
 //     [Instances.Choices] says which decisions one would take.
+//   - [Keys] lists requests whose outcome is unknown, and stores an answer for one or lets it run again.
 //   - [Explain] says in sentences where a saga is waiting, over the schemas of several databases.
 //   - [ReadOverview] returns the state of each schema of a database, and its problems.
 //   - [Instances.ReadPace], [ListProcesses] and [ListSchemas] are for pages that show a whole database.
@@ -49,8 +50,10 @@
 // a decision to one, decideall.go to many, choices.go tries them. overview.go reads the status of whole schemas, pace.go
 // how many instances begin and end.
 //
+// keys.go decides about requests whose outcome is unknown, by the statement that package idempg uses.
+//
 // messages.go has [Reader] with the messages of the outbox, topics.go the topics, requests.go idempotency keys, activity.go
 // both journals, search.go what an id names.
 //
-// The statements are in sqlinbox.go, sqloutbox.go, sqlinstances.go and sqlreader.go.
+// The statements are in sqlinbox.go, sqloutbox.go, sqlinstances.go, sqlkeys.go and sqlreader.go.
 package operator

@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/sagamill/sagamill/consumer"
+	"github.com/sagamill/sagamill/internal/keysql"
 	"github.com/sagamill/sagamill/internal/pg"
 	"github.com/sagamill/sagamill/internal/sqlschema"
 	"github.com/sagamill/sagamill/migrations"
@@ -50,6 +51,10 @@ type RequestStats struct {
 
 	// Unswept is how long ago the key expired that expired first and is still stored; 0: there is none.
 	Unswept time.Duration
+	// Unknown are those whose outcome is unknown, which no retry runs again: see [Keys]. It counts at most
+	// [outbox.CountLimit]. OldestUnknown is how long ago the first of their leases ended.
+	Unknown       int
+	OldestUnknown time.Duration
 }
 
 // countedRequests is how many keys are looked at. Those in progress began last, so they are among the first.
@@ -154,22 +159,34 @@ func isDenied(err error) bool {
 	return errors.As(err, &refused) && refused.Code == "42501"
 }
 
-// sqlReadRequests counts the keys in progress among the $1 that expire last. It takes no lock. Its order is that of an
-// index, so the limit bounds the rows that are read.
-const sqlReadRequests = `
-SELECT count(*) FILTER (WHERE state = 1), count(*) FILTER (WHERE state = 1 AND lease_until <= clock_timestamp()),
-	greatest(coalesce(extract(epoch FROM clock_timestamp() - min(lease_until) FILTER (WHERE state = 1)), 0), 0)::float8,
-	(SELECT greatest(coalesce(extract(epoch FROM clock_timestamp() - min(expires_at)), 0), 0)::float8 FROM {schema}.idempotency_key)
-FROM (SELECT state, lease_until FROM {schema}.idempotency_key ORDER BY expires_at DESC LIMIT $1) AS newest`
+// sqlReadRequests counts the keys in progress among the $1 that expire last, without those whose outcome is unknown, and up
+// to $2 of these, by an index of the records that do not expire. It takes no lock. Both read along an index, so the limits
+// bound the rows that are read.
+var sqlReadRequests = `
+SELECT k.*, u.*, (SELECT ` + sqlOldest("min(expires_at)") + ` FROM (
+	SELECT expires_at FROM {schema}.idempotency_key WHERE expires_at < 'infinity' ORDER BY expires_at LIMIT 1) AS oldest)
+FROM (
+	SELECT count(*), count(*) FILTER (WHERE abandoned), ` + sqlOldest("min(lease_until)") + `
+	FROM (SELECT state, lease_until, state = 1 AND lease_until <= clock_timestamp() AS abandoned, ` + keysql.IsUnknown + ` AS unknown
+		FROM {schema}.idempotency_key ORDER BY expires_at DESC LIMIT $1) AS newest
+	WHERE state = 1 AND NOT unknown) k,
+(SELECT count(*), ` + sqlOldest("min(lease_until)") + `
+	FROM (SELECT lease_until FROM {schema}.idempotency_key WHERE ` + keysql.IsUnknown + ` LIMIT $2) AS open) u`
+
+// sqlOldest returns an expression for how many seconds ago a time was, 0 if there is none.
+func sqlOldest(time string) string {
+	return `greatest(coalesce(extract(epoch FROM clock_timestamp() - ` + time + `), 0), 0)::float8`
+}
 
 func readRequests(ctx context.Context, db *pgxpool.Pool, schema string) (s RequestStats, err error) {
-	var oldest, unswept float64
+	var oldest, unknown, unswept float64
 	err = pg.NewOwn(db).InTx(ctx, pg.BeginLimitedRead(ctx, ""), func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, pg.ReadByIndex); err != nil {
 			return err
 		}
-		return tx.QueryRow(ctx, newOverviewQueries(schema).readRequests, countedRequests).Scan(&s.InProgress, &s.Abandoned, &oldest, &unswept)
+		return tx.QueryRow(ctx, newOverviewQueries(schema).readRequests, countedRequests, outbox.CountLimit).Scan(&s.InProgress, &s.Abandoned, &oldest, &s.Unknown, &unknown, &unswept)
 	})
+	s.OldestUnknown = time.Duration(unknown * float64(time.Second))
 	s.OldestAbandoned, s.Unswept = time.Duration(oldest*float64(time.Second)), time.Duration(unswept*float64(time.Second))
 	if err != nil {
 		return s, fmt.Errorf("operator: read idempotency keys: %w", sqlschema.Explain(err))
@@ -206,6 +223,7 @@ const (
 	ProblemStuck        ProblemKind = "saga-stuck"   // an instance is stuck
 	ProblemPaused       ProblemKind = "saga-paused"  // a person has paused an instance, and nobody has resumed it
 	ProblemHeld         ProblemKind = "saga-held"    // an instance waits for a decision at a participant
+	ProblemUnknown      ProblemKind = "unknown"      // the outcome of a request is unknown, and waits for a decision
 )
 
 // How long something may wait before it is a problem: the thresholds of docs/monitoring/alerts.yml. A sweeper comes every
@@ -220,7 +238,7 @@ const (
 // A Problem is a condition of a schema that a person has to look at.
 type Problem struct {
 	Kind   ProblemKind
-	Count  int           // messages or instances; 0 where they are not counted. A count of [outbox.CountLimit] is a lower bound
+	Count  int           // messages, instances or keys; 0 where they are not counted. A count of [outbox.CountLimit] is a lower bound
 	Oldest time.Duration // how long the first of them has waited; 0: not known
 }
 
@@ -256,6 +274,9 @@ func (s *SchemaStatus) Problems() (all []Problem) {
 		add(g.Stuck > 0, ProblemStuck, g.Stuck, g.OldestStuck)
 		add(g.Paused > 0, ProblemPaused, g.Paused, g.OldestPaused)
 		add(g.Held > 0, ProblemHeld, g.Held, 0)
+	}
+	if r := s.Requests; r != nil {
+		add(r.Unknown > 0, ProblemUnknown, r.Unknown, r.OldestUnknown)
 	}
 	return all
 }

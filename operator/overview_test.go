@@ -22,11 +22,15 @@ import (
 )
 
 // sqlTrouble has a row for each problem that rows can make, and keys of requests: 2 in progress, one of them past its
-// lease, a completed one, and one that no sweeper has removed.
+// lease, a completed one, and one that no sweeper has removed; one whose outcome is unknown, one whose process died in a
+// call, and one that runs.
 const sqlTrouble = `
 INSERT INTO {schema}.idempotency_key (namespace, scope, key, state, fp, fp_alg, token, attempt, lease_until, expires_at)
 SELECT '', '', state || until::text, state, '', '', gen_random_uuid(), 1, until, now() + CASE state WHEN 4 THEN -interval '8 hours' ELSE interval '1 day' END
 FROM (VALUES (1, now() + interval '1 hour'), (1, now() - interval '2 hours'), (3, now() - interval '3 hours'), (4, now())) AS k (state, until);
+INSERT INTO {schema}.idempotency_key (namespace, scope, key, state, fp, fp_alg, token, attempt, lease_until, expires_at)
+SELECT '', 'effects', state || until::text, state, '', '', gen_random_uuid(), 1, until, 'infinity'
+FROM (VALUES (5, now() - interval '8 hours'), (1, now() - interval '9 hours'), (1, now() + interval '1 hour')) AS k (state, until);
 INSERT INTO {schema}.outbox_held (id, message_id, topic, type, scope, key, step, n, ordering_key, correlation_id, causation_id, content_type, payload, state, due_at, attempts, reason, refused_at)
 SELECT g, gen_random_uuid(), 't', 't', '', '', '', '', '', '', '', '', '', state, now() + interval '1 hour', 1, 'no queue', now() - g * interval '1 hour'
 FROM unnest('{refused,dead,dead}'::text[]) WITH ORDINALITY AS h (state, g);
@@ -66,7 +70,7 @@ func TestOverviewOfASchemaInTrouble(t *testing.T) {
 	if diff := gocmp.Diff(want, s.Applied); diff != "" {
 		t.Errorf("applied, -want +got:\n%s", diff)
 	}
-	if diff := gocmp.Diff(&RequestStats{InProgress: 2, Abandoned: 1, OldestAbandoned: 2 * time.Hour, Unswept: 8 * time.Hour}, s.Requests, near); diff != "" {
+	if diff := gocmp.Diff(&RequestStats{InProgress: 3, Abandoned: 1, OldestAbandoned: 2 * time.Hour, Unswept: 8 * time.Hour, Unknown: 2, OldestUnknown: 9 * time.Hour}, s.Requests, near); diff != "" {
 		t.Errorf("requests, -want +got:\n%s", diff)
 	}
 	if o := s.Outbox; o == nil || o.Stored != 1 || !about(o.Oldest, time.Hour) || o.Refused != 1 || o.Dead != 2 || !about(o.OldestDead, 3*time.Hour) || o.LastHolder != "" || o.Lease != 0 {
@@ -86,6 +90,7 @@ func TestOverviewOfASchemaInTrouble(t *testing.T) {
 	problems := []Problem{
 		{ProblemSweeper, 0, 8 * time.Hour}, {ProblemRelay, 1, time.Hour}, {ProblemRefused, 1, 0}, {ProblemOutboxDead, 2, 3 * time.Hour}, {ProblemConsumer, 1, 10 * time.Minute}, {ProblemDead, 2, 5 * time.Hour},
 		{ProblemOrchestrator, 0, 7 * time.Minute}, {ProblemStuck, 1, 6 * time.Hour}, {ProblemPaused, 1, 6 * time.Hour}, {ProblemHeld, 1, 0},
+		{ProblemUnknown, 2, 9 * time.Hour},
 	}
 	got := slices.DeleteFunc(s.Problems(), func(n Problem) bool { return n.Kind == ProblemTransaction }) // of whichever test
 	if diff := gocmp.Diff(problems, got, near); diff != "" {
@@ -206,6 +211,8 @@ func TestRequestsAreCountedByIndex(t *testing.T) {
 	f := &fixture{pool: pool, schema: schema}
 	f.exec(t, `INSERT INTO {schema}.idempotency_key (namespace, scope, key, state, fp, fp_alg, token, attempt, lease_until, expires_at)
 		SELECT '', '', g::text, CASE WHEN g % 2 = 0 THEN 1 ELSE 3 END, '', '', gen_random_uuid(), 1, now(), now() + g * interval '1 s' FROM generate_series(1, 20000) AS g`)
+	f.exec(t, `INSERT INTO {schema}.idempotency_key (namespace, scope, key, state, fp, fp_alg, token, attempt, lease_until, expires_at)
+		SELECT '', 'effects', g::text, 5, '', '', gen_random_uuid(), 1, now() - interval '1 hour', 'infinity' FROM generate_series(1, 5) AS g`)
 	f.exec(t, "ANALYZE {schema}.idempotency_key")
 	sql := newOverviewQueries(schema).readRequests
 	var plan string
@@ -213,17 +220,18 @@ func TestRequestsAreCountedByIndex(t *testing.T) {
 		if _, err := tx.Exec(t.Context(), pg.ReadByIndex); err != nil {
 			return err
 		}
-		rows, _ := tx.Query(t.Context(), "EXPLAIN (COSTS OFF) "+sql, pgx.QueryExecModeDescribeExec, outbox.CountLimit)
+		rows, _ := tx.Query(t.Context(), "EXPLAIN (COSTS OFF) "+sql, pgx.QueryExecModeDescribeExec, countedRequests, outbox.CountLimit)
 		lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
 		plan = strings.Join(lines, "\n")
 		return err
 	})
-	if err != nil || !strings.Contains(plan, "Index Scan Backward using idempotency_key_expires_at") || !strings.Contains(plan, "Limit") || strings.Contains(plan, "Sort") {
+	if err != nil || !strings.Contains(plan, "Index Scan Backward using idempotency_key_expires_at") || strings.Count(plan, "Index") != 3 || strings.Count(plan, "Limit") != 3 || strings.Contains(plan, "Sort") {
 		t.Errorf("error %v; the plan:\n%s", err, plan)
 	}
-	var inProgress, abandoned int
-	var age float64
-	if err := pool.QueryRow(t.Context(), sql, 10).Scan(&inProgress, &abandoned, &age, nil); err != nil || inProgress != 5 || abandoned != 5 || age <= 0 {
-		t.Errorf("of the 10 that expire last %d are in progress, %d abandoned for %f s, %v; want 5 and 5", inProgress, abandoned, age, err)
+	var inProgress, abandoned, unknown int
+	var age, unknownAge float64
+	err = pool.QueryRow(t.Context(), sql, 15, 4).Scan(&inProgress, &abandoned, &age, &unknown, &unknownAge, nil)
+	if err != nil || inProgress != 5 || abandoned != 5 || age <= 0 || unknown != 4 || unknownAge < 3600 {
+		t.Errorf("of the 15 that expire last %d are in progress, %d abandoned for %f s; %d of at most 4 are unknown for %f s, %v; want 5 and 5", inProgress, abandoned, age, unknown, unknownAge, err)
 	}
 }

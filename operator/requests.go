@@ -27,11 +27,12 @@ const (
 	RequestFailed     RequestState = 2 // it may run again, for the same request only
 	RequestCompleted  RequestState = 3 // the response is kept
 	RequestTombstone  RequestState = 4 // it has run, and the body of the response is not kept
+	RequestUnknown    RequestState = 5 // it may have run, and waits for a decision: see [Keys]
 )
 
 // String returns the name of the state.
 func (s RequestState) String() string {
-	names := map[RequestState]string{RequestInProgress: "in progress", RequestFailed: "failed", RequestCompleted: "completed", RequestTombstone: "tombstone"}
+	names := map[RequestState]string{RequestInProgress: "in progress", RequestFailed: "failed", RequestCompleted: "completed", RequestTombstone: "tombstone", RequestUnknown: "unknown"}
 	if name := names[s]; name != "" {
 		return name
 	}
@@ -48,7 +49,7 @@ type RequestRecord struct {
 	Bytes                 int64 // of the stored body; -1: the role may not read it
 	CreatedAt             time.Time
 	CompletedAt           time.Time // zero: not yet
-	ExpiresAt             time.Time
+	ExpiresAt             time.Time // zero: once its outcome is known
 	At                    time.Time // the moment, by the clock of the database
 }
 
@@ -75,7 +76,7 @@ func (r *Reader) findRequests(ctx context.Context, statement string, f RequestFi
 		all, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (q RequestRecord, err error) {
 			var size *int64
 			at := func(t *time.Time) *zeronull.Timestamptz { return (*zeronull.Timestamptz)(t) }
-			err = row.Scan(&q.Namespace, &q.Scope, &q.Key, &q.State, &q.Attempt, &q.LeaseUntil, &q.Status, &size, &q.CreatedAt, at(&q.CompletedAt), &q.ExpiresAt, &q.At)
+			err = row.Scan(&q.Namespace, &q.Scope, &q.Key, &q.State, &q.Attempt, &q.LeaseUntil, &q.Status, &size, &q.CreatedAt, at(&q.CompletedAt), at(&q.ExpiresAt), &q.At)
 			switch {
 			case size != nil:
 				q.Bytes = *size
@@ -95,13 +96,20 @@ func (q *RequestRecord) Abandoned() bool {
 }
 
 // Expired reports whether the life of the record has ended. A sweeper removes it later.
-func (q *RequestRecord) Expired() bool { return !q.ExpiresAt.After(q.At) }
+func (q *RequestRecord) Expired() bool { return !q.ExpiresAt.IsZero() && !q.ExpiresAt.After(q.At) }
+
+// Unknown reports whether the outcome of the request is unknown, so that no retry runs it before somebody decides.
+func (q *RequestRecord) Unknown() bool {
+	return q.State == RequestUnknown || q.Abandoned() && q.ExpiresAt.IsZero()
+}
 
 // DescribeRetry says what a client gets that repeats the same request at the moment of the record, by the defaults of
 // package idemkey.
 func (q *RequestRecord) DescribeRetry() string {
 	live := q.State == RequestInProgress && !q.Abandoned()
 	switch {
+	case q.Unknown():
+		return "409 outcome-unknown: it may have run, and it runs again only after a decision (sagamill keys)."
 	case live:
 		return "409 in-progress, with Retry-After: an attempt runs it now."
 	case q.State == RequestInProgress:

@@ -93,8 +93,8 @@ func (r *Reader) Search(ctx context.Context, text string) (found Search, err err
 	look(MatchRequest, r.sql.findRequests, func(row pgx.CollectableRow, m *Match) error {
 		var q RequestRecord
 		var size *int64
-		var completed any
-		return row.Scan(&m.Name, &m.Scope, &m.Key, &q.State, &q.Attempt, &q.LeaseUntil, &q.Status, &size, &q.CreatedAt, &completed, &q.ExpiresAt, &q.At)
+		var completed, expires any
+		return row.Scan(&m.Name, &m.Scope, &m.Key, &q.State, &q.Attempt, &q.LeaseUntil, &q.Status, &size, &q.CreatedAt, &completed, &expires, &q.At)
 	}, "", "", text, maxMatches)
 	if len(found.Matches) > 0 {
 		return found, ctx.Err()

@@ -167,8 +167,8 @@ pairs AS (
 // own.
 const sqlFindRequests = sqlPairs + `
 SELECT r.* FROM pairs p CROSS JOIN LATERAL (
-	SELECT namespace, scope, key, state, attempt, lease_until, coalesce(resp_status, 0), {bytes}, created_at, completed_at, expires_at,
-		clock_timestamp()
+	SELECT namespace, scope, key, state, attempt, lease_until, coalesce(resp_status, 0), {bytes}, created_at, completed_at,
+		CASE WHEN isfinite(expires_at) THEN expires_at END, clock_timestamp()
 	FROM {schema}.idempotency_key k WHERE k.namespace = p.namespace AND k.scope = p.scope AND k.key = $3) r
 ORDER BY r.created_at DESC LIMIT $4`
 

@@ -12,5 +12,5 @@ import (
 func TestStatementsAreRecorded(t *testing.T) {
 	t.Parallel()
 	const schema = "{schema}"
-	pgtest.Record(t, "operator", newInboxQueries(schema), newOutboxQueries(schema), newInstanceQueries(schema), newOverviewQueries(schema), newReaderQueries(schema), sagarow.NewStatements(schema))
+	pgtest.Record(t, "operator", newInboxQueries(schema), newOutboxQueries(schema), newInstanceQueries(schema), newKeyQueries(schema), newOverviewQueries(schema), newReaderQueries(schema), sagarow.NewStatements(schema))
 }

@@ -7,27 +7,27 @@ import (
 	"github.com/sagamill/sagamill/idemkey"
 )
 
-// isUnknown is the condition of a record whose outcome is unknown, unless its owner lives and holds the row lock.
-const isUnknown = `expires_at = 'infinity' AND (state = 5 OR state = 1 AND lease_until <= clock_timestamp())`
+// IsUnknown is the condition of a record whose outcome is unknown, unless its owner lives and holds the row lock.
+const IsUnknown = `expires_at = 'infinity' AND (state = 5 OR state = 1 AND lease_until <= clock_timestamp())`
 
 // ListUnknown lists the first $4 unknown outcomes behind namespace $1, scope $2 and key $3.
 const ListUnknown = `
 SELECT namespace, scope, key, attempt, created_at, extract(epoch FROM clock_timestamp() - lease_until)::float8, token, fp_alg FROM {schema}.idempotency_key
-WHERE (namespace, scope, key) > ($1, $2, $3) AND ` + isUnknown + `
+WHERE (namespace, scope, key) > ($1, $2, $3) AND ` + IsUnknown + `
 ORDER BY namespace, scope, key LIMIT $4`
 
 // CountUnknown counts the unknown outcomes of a scope, up to $3. It reads the records of the index that never expire: these,
 // and those that run.
 const CountUnknown = `
 SELECT count(*) FROM (
-	SELECT FROM {schema}.idempotency_key WHERE namespace = $1 AND scope = $2 AND ` + isUnknown + ` LIMIT $3) u`
+	SELECT FROM {schema}.idempotency_key WHERE namespace = $1 AND scope = $2 AND ` + IsUnknown + ` LIMIT $3) u`
 
 // Settle ends the unknown outcome of the run with token $4, by the arguments of SettleArgs. It changes no row if there is
 // none, or if its owner lives. The token changes too, so that an owner that has been cut off cannot end its run after that. A lease that ended at the epoch says of a failed record that it was decided.
 const Settle = `
 WITH free AS MATERIALIZED (
 	SELECT FROM {schema}.idempotency_key
-	WHERE namespace = $1 AND scope = $2 AND key = $3 AND token = $4::text::uuid AND ` + isUnknown + `
+	WHERE namespace = $1 AND scope = $2 AND key = $3 AND token = $4::text::uuid AND ` + IsUnknown + `
 	FOR UPDATE SKIP LOCKED
 )
 UPDATE {schema}.idempotency_key

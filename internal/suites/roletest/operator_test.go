@@ -45,6 +45,11 @@ SELECT nextval('{schema}.outbox_id_seq'), gen_random_uuid(), 'orders', 'orders',
 	CASE state WHEN 'waiting' THEN 0 ELSE 1 END, 'no queue', CASE WHEN state <> 'waiting' THEN clock_timestamp() END
 FROM unnest('{dead,dead,refused,waiting}'::text[]) state`
 
+// sqlLeaveUnknown has two requests whose outcome is unknown.
+const sqlLeaveUnknown = `
+INSERT INTO {schema}.idempotency_key (namespace, scope, key, state, fp, fp_alg, token, attempt, lease_until, expires_at)
+SELECT 'http', $1, name, 5, '', '', gen_random_uuid(), 1, clock_timestamp(), 'infinity' FROM unnest('{charged,not}'::text[]) name`
+
 // sqlPublish has the log published up to now.
 const sqlPublish = `
 INSERT INTO {schema}.outbox_cursor_0 (epoch, seq, from_snapshot, last_id)
@@ -76,7 +81,7 @@ func (w *world) prepare(ctx context.Context, key string) error {
 	for _, sql := range []string{
 		"DELETE FROM {schema}.inbox WHERE key = $1 || '-old'",
 		"UPDATE {schema}.inbox_horizon SET swept_before = clock_timestamp() - interval '1 day' WHERE $1 <> ''",
-		sqlHold, sqlPublish,
+		sqlHold, sqlPublish, sqlLeaveUnknown,
 	} {
 		if err := w.admin(ctx, sql, key); err != nil {
 			return err
@@ -112,7 +117,7 @@ func operate(ctx context.Context, w *world, key string) error {
 	if err := w.prepare(ctx, key); err != nil {
 		return err
 	}
-	for _, do := range []scenario{mendSteps, mendOutbox, publishAgain, decide, readJournal} {
+	for _, do := range []scenario{mendSteps, mendOutbox, settleKeys, publishAgain, decide, readJournal} {
 		if err := do(ctx, w, key); err != nil {
 			return err
 		}
@@ -200,6 +205,29 @@ func mendOutbox(ctx context.Context, w *world, key string) error {
 	return done("redrive", redriven.Sent() == 2, err)
 }
 
+// settleKeys answers one request whose outcome is unknown, and lets the other run again.
+func settleKeys(ctx context.Context, w *world, key string) error {
+	k, err := operator.NewKeys(w.pools["operator"], &operator.Options{Schema: w.Schema, Why: "it is a test"})
+	if err != nil {
+		return err
+	}
+	unknown, err := k.List(ctx, operator.KeyFilter{Scope: key}, operator.KeyRecord{}, 10)
+	if err := done("list keys", len(unknown) == 2, err); err != nil {
+		return err
+	}
+	shown, err := k.Find(ctx, operator.KeyRef{Digest: unknown[0].Digest})
+	if err != nil {
+		return err
+	}
+	if err := k.Complete(ctx, shown, operator.KeyAnswer{Status: 201, Body: []byte("{}")}, time.Hour); err != nil {
+		return err
+	}
+	if shown, err = k.Find(ctx, operator.KeyRef{Scope: key, Key: "not"}); err != nil {
+		return err
+	}
+	return k.Release(ctx, shown, 0)
+}
+
 func publishAgain(ctx context.Context, w *world, key string) error {
 	r, err := operator.NewReplayer(w.pools["operator"], &operator.Options{Schema: w.Schema})
 	if err != nil {
@@ -256,7 +284,7 @@ func decide(ctx context.Context, w *world, key string) error {
 // readJournal checks the entries of the journal, and who made them.
 func readJournal(ctx context.Context, w *world, key string) error {
 	all, err := operator.ReadJournal(ctx, w.pools["operator"], &operator.Options{Schema: w.Schema}, time.Time{}, 0, 100)
-	return done("journal", len(all) >= 9 && all[0].Verb == "replay" && all[0].By == all[0].DBUser, err)
+	return done("journal", len(all) >= 11 && all[0].Verb == "replay" && all[0].By == all[0].DBUser, err)
 }
 
 func look(ctx context.Context, w *world, key string) error {

@@ -48,7 +48,7 @@ var layers = map[string][]string{
 	"outbox":             {},
 	"consumer":           {"outbox"},
 	"saga":               {"outbox", "consumer"},
-	"operator":           {"outbox", "consumer", "saga", "migrations"}, // an overview says which migrations a schema has had
+	"operator":           {"idemkey", "outbox", "consumer", "saga", "migrations"}, // an overview says which migrations a schema has had
 	"console":            {"operator"},
 	"rabbitmq":           {"outbox"},
 	"signing":            {"outbox"},

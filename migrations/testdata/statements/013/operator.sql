@@ -454,6 +454,59 @@ FROM unnest($1::text[], $2::text[], $3::text[]) AS w (scope, key, path)
 JOIN {schema}.saga AS s ON s.scope = w.scope AND s.key = w.key AND s.path = w.path
 JOIN {schema}.saga_definition AS p ON p.name = s.name AND p.version = s.version AND starts_with(p.hash, s.plan_hash)
 WHERE s.ended_at IS NULL AND length(s.progress) <= $4
+---- keyQueries.find
+
+WITH RECURSIVE spaces AS (
+	(SELECT namespace FROM {schema}.idempotency_key WHERE $1::text = '' ORDER BY namespace LIMIT 1)
+	UNION ALL
+	SELECT (SELECT t.namespace FROM {schema}.idempotency_key t WHERE t.namespace > spaces.namespace ORDER BY t.namespace LIMIT 1)
+	FROM spaces WHERE spaces.namespace IS NOT NULL),
+named AS (
+	SELECT $1::text COLLATE "C" AS namespace WHERE $1::text <> ''
+	UNION ALL
+	SELECT namespace FROM spaces WHERE namespace IS NOT NULL),
+walk AS (
+	SELECT n.namespace, (SELECT t.scope FROM {schema}.idempotency_key t WHERE t.namespace = n.namespace ORDER BY t.scope LIMIT 1) AS scope
+	FROM named n WHERE $2::text = ''
+	UNION ALL
+	SELECT w.namespace, (SELECT t.scope FROM {schema}.idempotency_key t WHERE t.namespace = w.namespace AND t.scope > w.scope ORDER BY t.scope LIMIT 1)
+	FROM walk w WHERE w.scope IS NOT NULL),
+pairs AS (
+	SELECT namespace, $2::text COLLATE "C" AS scope FROM named WHERE $2::text <> ''
+	UNION ALL
+	SELECT namespace, scope FROM walk WHERE scope IS NOT NULL)
+SELECT r.* FROM pairs p CROSS JOIN LATERAL (
+	SELECT namespace, scope, key, state, attempt, token::text, created_at, lease_until, expires_at = 'infinity', clock_timestamp() FROM {schema}.idempotency_key k
+	WHERE k.namespace = p.namespace AND k.scope = p.scope AND k.key = $3) r
+LIMIT $4
+---- keyQueries.insertJournal
+
+INSERT INTO {schema}.operator_journal (who, verb, what, ids, why)
+VALUES (coalesce(nullif($1, ''), session_user), $2, $3, $4, $5)
+---- keyQueries.list
+
+SELECT namespace, scope, key, state, attempt, token::text, created_at, lease_until, expires_at = 'infinity', clock_timestamp() FROM {schema}.idempotency_key
+WHERE (namespace, scope, key) > ($1, $2, $3) AND expires_at = 'infinity' AND (state = 5 OR state = 1 AND lease_until <= clock_timestamp()) AND ($4::text = '' OR namespace = $4) AND ($5::text = '' OR scope = $5)
+ORDER BY namespace, scope, key LIMIT $6
+---- keyQueries.listOpen
+
+SELECT namespace, scope, key, state, attempt, token::text, created_at, lease_until, expires_at = 'infinity', clock_timestamp() FROM {schema}.idempotency_key
+WHERE (namespace, scope, key) > ($1, $2, $3) AND expires_at = 'infinity'
+ORDER BY namespace, scope, key LIMIT $4
+---- keyQueries.read
+
+SELECT namespace, scope, key, state, attempt, token::text, created_at, lease_until, expires_at = 'infinity', clock_timestamp() FROM {schema}.idempotency_key WHERE namespace = $1 AND scope = $2 AND key = $3
+---- keyQueries.settle
+
+WITH free AS MATERIALIZED (
+	SELECT FROM {schema}.idempotency_key
+	WHERE namespace = $1 AND scope = $2 AND key = $3 AND token = $4::text::uuid AND expires_at = 'infinity' AND (state = 5 OR state = 1 AND lease_until <= clock_timestamp())
+	FOR UPDATE SKIP LOCKED
+)
+UPDATE {schema}.idempotency_key
+SET state = $5, resp_status = $6, resp_header = $7, resp_body = $8, enc_key_id = nullif($9, ''), token = gen_random_uuid(),
+	completed_at = clock_timestamp(), lease_until = clock_timestamp(), expires_at = clock_timestamp() + $10::bigint * interval '1 ms'
+WHERE namespace = $1 AND scope = $2 AND key = $3 AND token = $4::text::uuid AND EXISTS (SELECT FROM free)
 ---- outboxQueries.bury
 
 WITH batch AS (SELECT id FROM {schema}.outbox_held WHERE (state = 'refused' OR state = 'waiting' AND due_at < 'infinity' AND reason <> '') AND id > $1 AND coalesce(refused_at, created_at) <= $2 AND ($3::bigint[] IS NULL OR id = ANY ($3))
@@ -783,10 +836,13 @@ FROM batch WHERE h.id = batch.id
 RETURNING h.id, h.ordering_key
 ---- overviewQueries.readRequests
 
-SELECT count(*) FILTER (WHERE state = 1), count(*) FILTER (WHERE state = 1 AND lease_until <= clock_timestamp()),
-	greatest(coalesce(extract(epoch FROM clock_timestamp() - min(lease_until) FILTER (WHERE state = 1)), 0), 0)::float8,
-	(SELECT greatest(coalesce(extract(epoch FROM clock_timestamp() - min(expires_at)), 0), 0)::float8 FROM {schema}.idempotency_key)
-FROM (SELECT state, lease_until FROM {schema}.idempotency_key ORDER BY expires_at DESC LIMIT $1) AS newest
+SELECT k.*, u.* FROM (
+	SELECT count(*), count(*) FILTER (WHERE abandoned), greatest(coalesce(extract(epoch FROM clock_timestamp() - min(lease_until)), 0), 0)::float8
+	FROM (SELECT state, lease_until, state = 1 AND lease_until <= clock_timestamp() AS abandoned, expires_at = 'infinity' AND (state = 5 OR state = 1 AND lease_until <= clock_timestamp()) AS unknown
+		FROM {schema}.idempotency_key ORDER BY expires_at DESC LIMIT $1) AS newest
+	WHERE state = 1 AND NOT unknown) k,
+(SELECT count(*), greatest(coalesce(extract(epoch FROM clock_timestamp() - min(lease_until)), 0), 0)::float8
+	FROM (SELECT lease_until FROM {schema}.idempotency_key WHERE expires_at = 'infinity' AND (state = 5 OR state = 1 AND lease_until <= clock_timestamp()) LIMIT $2) AS open) u
 ---- readerQueries.findID
 
 SELECT scope, key, path FROM (
@@ -871,8 +927,8 @@ pairs AS (
 	UNION ALL
 	SELECT namespace, scope FROM walk WHERE scope IS NOT NULL)
 SELECT r.* FROM pairs p CROSS JOIN LATERAL (
-	SELECT namespace, scope, key, state, attempt, lease_until, coalesce(resp_status, 0), NULL::bigint, created_at, completed_at, expires_at,
-		clock_timestamp()
+	SELECT namespace, scope, key, state, attempt, lease_until, coalesce(resp_status, 0), NULL::bigint, created_at, completed_at,
+		CASE WHEN isfinite(expires_at) THEN expires_at END, clock_timestamp()
 	FROM {schema}.idempotency_key k WHERE k.namespace = p.namespace AND k.scope = p.scope AND k.key = $3) r
 ORDER BY r.created_at DESC LIMIT $4
 ---- readerQueries.findRequestsSized
@@ -897,8 +953,8 @@ pairs AS (
 	UNION ALL
 	SELECT namespace, scope FROM walk WHERE scope IS NOT NULL)
 SELECT r.* FROM pairs p CROSS JOIN LATERAL (
-	SELECT namespace, scope, key, state, attempt, lease_until, coalesce(resp_status, 0), octet_length(resp_body)::bigint, created_at, completed_at, expires_at,
-		clock_timestamp()
+	SELECT namespace, scope, key, state, attempt, lease_until, coalesce(resp_status, 0), octet_length(resp_body)::bigint, created_at, completed_at,
+		CASE WHEN isfinite(expires_at) THEN expires_at END, clock_timestamp()
 	FROM {schema}.idempotency_key k WHERE k.namespace = p.namespace AND k.scope = p.scope AND k.key = $3) r
 ORDER BY r.created_at DESC LIMIT $4
 ---- readerQueries.findSteps
