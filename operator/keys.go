@@ -217,7 +217,7 @@ func scanKey(row pgx.CollectableRow) (k KeyRecord, err error) {
 // shown any more. Then nothing has changed. After an error of COMMIT that does not come from the server it is unknown
 // whether the record has changed; a repeated call tells, by ErrKeyDecided.
 func (k *Keys) Complete(ctx context.Context, shown KeyRecord, a KeyAnswer, ttl time.Duration) error {
-	if err := a.check(); err != nil {
+	if err := a.Check(); err != nil {
 		return err
 	}
 	r := &idemkey.Response{Status: a.Status, Header: http.Header{}, Body: a.Body}
@@ -230,7 +230,8 @@ func (k *Keys) Complete(ctx context.Context, shown KeyRecord, a KeyAnswer, ttl t
 	return k.settle(ctx, "keys complete", &shown, r, ttl)
 }
 
-func (a *KeyAnswer) check() error {
+// Check returns an [ErrInvalid] that says why [Keys.Complete] would refuse a.
+func (a *KeyAnswer) Check() error {
 	switch {
 	case a.Status < 200 || a.Status > 999:
 		return fmt.Errorf("%w: the status must be 200 to 999, and is %d", ErrInvalid, a.Status)

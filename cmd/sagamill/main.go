@@ -32,6 +32,11 @@
 //
 //	sagamill replay                  publish again the stored messages of a saga, or of a time range
 //
+//	sagamill keys list               list the idempotency keys of requests whose outcome is unknown
+//	sagamill keys show               print what is known of the request of a key
+//	sagamill keys complete           store an answer for the retries of a request whose outcome is unknown
+//	sagamill keys release            let a request whose outcome is unknown run again
+//
 //	sagamill journal                 list who has changed which messages, and why
 //
 //	sagamill saga list               list instances of orchestrated sagas
@@ -68,6 +73,8 @@
 // sagamill journal prints these rows. A change of messages that a filter picks is only previewed
 // without -yes.
 //
+// It names an idempotency key by its digest, as the log of a service does, and prints the key itself with -plain.
+//
 // It prints text of others, such as keys and the broker's reasons, quoted where it
 // is more than visible characters: a terminal obeys none of it. It prints no
 // payload unless it is asked to.
@@ -91,6 +98,7 @@ import (
 	"github.com/sagamill/sagamill/cmd/sagamill/internal/dead"
 	"github.com/sagamill/sagamill/cmd/sagamill/internal/dev"
 	"github.com/sagamill/sagamill/cmd/sagamill/internal/journal"
+	"github.com/sagamill/sagamill/cmd/sagamill/internal/keys"
 	"github.com/sagamill/sagamill/cmd/sagamill/internal/migrate"
 	"github.com/sagamill/sagamill/cmd/sagamill/internal/outboxes"
 	"github.com/sagamill/sagamill/cmd/sagamill/internal/replay"
@@ -102,7 +110,7 @@ import (
 )
 
 func listCommands() []cli.Command {
-	return slices.Concat(dev.Commands(), status.Commands(), console.Commands(), migrate.Commands(), outboxes.Commands(), dead.Commands(), replay.Commands(), journal.Commands(), sagas.Commands(), why.Commands(), broker.Commands(), topology.Commands(), version.Commands())
+	return slices.Concat(dev.Commands(), status.Commands(), console.Commands(), migrate.Commands(), outboxes.Commands(), dead.Commands(), replay.Commands(), keys.Commands(), journal.Commands(), sagas.Commands(), why.Commands(), broker.Commands(), topology.Commands(), version.Commands())
 }
 
 func main() {

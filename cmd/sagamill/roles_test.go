@@ -45,6 +45,7 @@ func TestCommandsGetByWithTheirRoles(t *testing.T) {
 		{"operator", "reader", "replay -key k, replay -since 2026-01-01T00:00:00Z -yes"},
 		{"reader", "entry", "replay -key k -n"},
 		{"operator", "reader", "saga pause k -by ann -why so, saga retry k -by ann -why so"},
+		{"operator", "reader", "keys list, keys show -key k, keys complete -key k -status 200 -why so -yes, keys release -key k -why so -yes"},
 		{"reader", "entry", "status"},
 	} {
 		for _, command := range strings.Split(tt.commands, ", ") {

@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -24,19 +23,9 @@ func (c *Call) ParseAddress(nested bool, all *bool) (at saga.Address, err error)
 	if nested {
 		c.Flags.StringVar(&at.Path, "path", "", "path of a nested instance; sagamill saga list prints this path in the column NESTED")
 	}
-	var words []string
-	for rest := c.Args; ; {
-		err := c.Flags.Parse(rest)
-		if errors.Is(err, flag.ErrHelp) {
-			c.PrintHelp()
-		}
-		if err != nil {
-			return at, err
-		}
-		if c.Flags.NArg() == 0 {
-			break
-		}
-		words, rest = append(words, c.Flags.Arg(0)), c.Flags.Args()[1:]
+	words, err := c.parseWords()
+	if err != nil {
+		return at, err
 	}
 	if at.Key == "" && len(words) > 0 {
 		at.Key, words = words[0], words[1:]
@@ -47,10 +36,42 @@ func (c *Call) ParseAddress(nested bool, all *bool) (at saga.Address, err error)
 	case at.Key == "" && (all == nil || !*all):
 		return at, errors.New("say which saga: its KEY")
 	}
-	if err := cmp.Or(c.environment, c.checkDatabases()); err != nil {
+	if err := c.checkDatabases(); err != nil {
 		return at, err
 	}
 	return at, c.CheckFilled([]string{"scope", "key", "path"})
+}
+
+// parseWords reads the flags, and returns the words before, between and behind them.
+func (c *Call) parseWords() (words []string, err error) {
+	for rest := c.Args; ; {
+		err := c.Flags.Parse(rest)
+		if errors.Is(err, flag.ErrHelp) {
+			c.PrintHelp()
+		}
+		if err != nil {
+			return nil, err
+		}
+		if c.Flags.NArg() == 0 {
+			return words, c.environment
+		}
+		words, rest = append(words, c.Flags.Arg(0)), c.Flags.Args()[1:]
+	}
+}
+
+// ParseWord parses the command line of a command that needs a database and takes at most one word besides its flags.
+func (c *Call) ParseWord() (word string, err error) {
+	words, err := c.parseWords()
+	if err != nil {
+		return "", err
+	}
+	if len(words) > 1 {
+		return "", fmt.Errorf("%q is not a flag", words[1])
+	}
+	if len(words) == 1 {
+		word = words[0]
+	}
+	return word, c.checkDatabases()
 }
 
 // FindInstance returns the instances of the target that has the one at an address, and the complete address. A key that

@@ -16,7 +16,7 @@ import (
 
 // Commands returns the commands of the family.
 func Commands() []cli.Command {
-	return []cli.Command{{Words: "journal", About: "list changes and replays of messages, newest first: who did what to which messages, and why; for decisions about a saga, use sagamill saga show", Run: readJournal}}
+	return []cli.Command{{Words: "journal", About: "list changes and replays of messages, and decisions about idempotency keys, newest first: who did what, and why; for decisions about a saga, use sagamill saga show", Run: readJournal}}
 }
 
 func readJournal(ctx context.Context, c *cli.Call) error {

@@ -61,12 +61,14 @@ type Sagas struct {
 	Overdue      float64 `json:"overdue_seconds"`
 }
 
-// Requests count the idempotency keys in progress.
+// Requests count the idempotency keys in progress, and those whose outcome is unknown.
 type Requests struct {
 	InProgress      int     `json:"in_progress"`
 	Abandoned       int     `json:"past_lease"`
 	OldestAbandoned float64 `json:"oldest_past_lease_seconds"`
 	Unswept         float64 `json:"oldest_expired_seconds"` // how long ago the oldest key expired that is still stored
+	Unknown         int     `json:"unknown"`
+	OldestUnknown   float64 `json:"oldest_unknown_seconds"`
 }
 
 // Unreadable is a part that cannot be read.
@@ -107,7 +109,7 @@ func newSchema(s *schema) *Schema {
 		j.Outbox = &status
 	}
 	if r := s.Requests; r != nil {
-		j.Requests = &Requests{r.InProgress, r.Abandoned, r.OldestAbandoned.Seconds(), r.Unswept.Seconds()}
+		j.Requests = &Requests{r.InProgress, r.Abandoned, r.OldestAbandoned.Seconds(), r.Unswept.Seconds(), r.Unknown, r.OldestUnknown.Seconds()}
 	}
 	for _, p := range s.Unreadable {
 		j.Unreadable = append(j.Unreadable, Unreadable{p.Part, p.Denied, p.Err.Error()})

@@ -139,6 +139,9 @@ func formatRequests(r *operator.RequestStats) string {
 	if r.Abandoned > 0 {
 		text += fmt.Sprintf(", %s of them past their lease%s", outboxes.FormatCounted(r.Abandoned), formatOldest(r.OldestAbandoned))
 	}
+	if r.Unknown > 0 {
+		text += fmt.Sprintf("; %s of unknown outcome%s", outboxes.FormatCounted(r.Unknown), formatOldest(r.OldestUnknown))
+	}
 	return text
 }
 
@@ -186,6 +189,8 @@ func (s *schema) explainProblem(n *operator.Problem) (text, command string) {
 		return count("sagas") + " wait for a person at a participant", s.commandLine("saga list -status running")
 	case operator.ProblemSweeper:
 		return "an idempotency key expired " + age + " ago and is still stored: does an idemkey.Sweeper run?", s.commandLine("status")
+	case operator.ProblemUnknown:
+		return count("requests") + " of unknown outcome" + formatOldest(n.Oldest) + ": no retry runs them before a decision", s.commandLine("keys list")
 	}
 	return string(n.Kind), s.commandLine("outbox status")
 }
