@@ -142,7 +142,9 @@ func (t *tally) add(other tally) {
 }
 
 // changeKinds lists all kinds.
-func (c *Console) changeKinds() []*changeKind { return append(c.letterKinds(), c.decideKind()) }
+func (c *Console) changeKinds() []*changeKind {
+	return append(c.letterKinds(), c.decideKind(), c.keyKind())
+}
 
 // previewPages returns the page of each kind: a GET previews the change, a POST applies it.
 func (c *Console) previewPages() (all []*page) {

@@ -25,7 +25,8 @@
 // saga.go is the page of one saga. sagadrawing.go draws its steps, and sagagraph.go the messages of a saga without an
 // instance. sagaevents.go is the timeline. sagamessages.go shows what messages and letters carry.
 //
-// outbox.go, topology.go with management.go, requests.go, journal.go and why.go are pages that only read.
+// outbox.go, topology.go with management.go, journal.go and why.go are pages that only read. requests.go looks a key up, and
+// keys.go lists the requests whose outcome is unknown, and decides about one.
 //
 // letters.go has the groups and the list of dead letters, letter.go one letter and the form that edits it, letterchange.go
 // their changes, diff.go what an edit changes.

@@ -25,9 +25,9 @@ const prefix = "/ops/console"
 
 // pagesOfTests are the paths of all pages with a query, and what they are asked for.
 var pagesOfTests = []string{"/", "/sagas", "/sagas?state=stuck", "/sagas?step=hotel&key=none", "/saga?key=k0001", "/saga?key=none", "/saga", "/change/decide?verb=retry&state=stuck", "/run?id=none", "/changes",
-	"/outbox", "/outbox?place=log&topic=none", "/outbox?place=x", "/message?id=1", "/message?id=none", "/topology", "/requests", "/requests?key=none", "/journal", "/journal?by=ann&since=2h&of=sagas",
+	"/outbox", "/outbox?place=log&topic=none", "/outbox?place=x", "/message?id=1", "/message?id=none", "/topology", "/requests", "/requests?key=none", "/requests?digest=0123456789ab", "/requests?plain=yes", "/journal", "/journal?by=ann&since=2h&of=sagas",
 	"/journal?since=x", "/why", "/why?q=none", "/why?key=k0001&scope=acme",
-	"/dead", "/dead?side=outbox", "/letters", "/letters?state=retrying", "/letter", "/letter/edit", "/change/redrive?topic=none", "/change/discard?topic=none", "/change/bury?topic=none", "/change/retry?topic=none", "/change/redrive-old?topic=none", "/change/edit"}
+	"/dead", "/dead?side=outbox", "/letters", "/letters?state=retrying", "/letter", "/letter/edit", "/change/redrive?topic=none", "/change/discard?topic=none", "/change/bury?topic=none", "/change/retry?topic=none", "/change/redrive-old?topic=none", "/change/edit", "/change/key"}
 
 // A fixture is a schema with sagas, and a console that shows it.
 type fixture struct {

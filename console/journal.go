@@ -286,6 +286,9 @@ func (r *journalRow) Which() string {
 	return strings.Join(parts, ", ")
 }
 
+// OfKey reports whether the entry is a decision about an idempotency key. Its number is the attempt, and no message.
+func (r *journalRow) OfKey() bool { return strings.HasPrefix(r.Verb, "keys ") }
+
 // Numbers returns the ids of an entry of messages, those beyond the fifth as dots.
 func (r *journalRow) Numbers() string {
 	parts := make([]string, len(r.FirstIDs))

@@ -263,6 +263,7 @@ var problemTexts = map[operator.ProblemKind]string{
 	operator.ProblemPaused:       "Sagas are paused until a person resumes them.",
 	operator.ProblemSweeper:      "Expired idempotency keys are still stored: no sweeper removes them.",
 	operator.ProblemHeld:         "Sagas wait for a decision at a participant, about its dead letter.",
+	operator.ProblemUnknown:      "The outcome of requests is unknown. No retry runs them before somebody decides.",
 }
 
 // problemStates are the states of the sagas that a problem is about.
@@ -287,6 +288,8 @@ func (v *overviewView) listProblems() {
 				one.Link = "sagas?" + url.Values{"in": {p.Name}, "state": {state}}.Encode()
 			} else if link := letterLinks[problem.Kind]; link != "" {
 				one.Link = link + "&" + place.Encode()
+			} else if problem.Kind == operator.ProblemUnknown {
+				one.Link = "requests?" + url.Values{"in": {p.Name}}.Encode()
 			}
 			if at := problemPlaces[problem.Kind]; at != "" && one.Link == "" {
 				one.Link = "outbox?" + url.Values{"in": {p.Name}, "place": {string(at)}}.Encode()

@@ -3,6 +3,7 @@ package console
 import (
 	"context"
 	"errors"
+	"net/url"
 	"strings"
 
 	"github.com/jackc/pgx/v5/pgconn"
@@ -10,7 +11,7 @@ import (
 	"github.com/sagamill/sagamill/operator"
 )
 
-// requestPages is the look-up of an idempotency key.
+// requestPages is the look-up of an idempotency key, and the list of requests whose outcome is unknown.
 func (c *Console) requestPages() []*page {
 	return []*page{{path: "requests", title: "Keys", inMenu: true, template: "requests.html", show: c.showRequests}}
 }
@@ -18,7 +19,9 @@ func (c *Console) requestPages() []*page {
 // A requestsView is what requests.html gets.
 type requestsView struct {
 	placeChoice
+	unknownList
 	Key, Scope, Namespace string
+	Digest                string
 	Rows                  []requestRow
 	Denied                []*place // whose keys the role may not read
 	Failed                []placeProblem
@@ -37,6 +40,11 @@ type requestRow struct {
 	Where *place
 }
 
+// Record returns the query of the page on which the request is decided.
+func (r *requestRow) Record() string {
+	return "?" + url.Values{"in": {r.Where.Name}, "digest": {r.Digest()}}.Encode()
+}
+
 // A placeProblem says why a place could not be read.
 type placeProblem struct {
 	Where   *place
@@ -51,11 +59,18 @@ func (c *Console) showRequests(ctx context.Context, r *request) (any, error) {
 	}
 	// A key is looked up as it is: one may begin or end with blanks.
 	v := &requestsView{placeChoice: newPlaceChoice(in, all), Key: r.values.Get("key"), Scope: r.values.Get("scope"), Namespace: r.values.Get("namespace")}
-	if v.Key == "" {
-		return v, nil
-	}
+	v.Digest, v.MayPlain = strings.TrimSpace(r.values.Get("digest")), r.role >= RoleOperator
+	v.Plain = v.MayPlain && r.values.Get("plain") != ""
 	for _, p := range chosen {
-		if err := c.readRequests(ctx, v, p); err != nil {
+		switch {
+		case v.Key != "":
+			err = c.readRequests(ctx, v, p)
+		case v.Digest != "":
+			err = c.findDigest(ctx, v, p, r.role, v.Digest)
+		default:
+			err = c.listUnknown(ctx, v, p, r.role, r.values.Get("after"))
+		}
+		if err != nil {
 			return nil, err
 		}
 	}

@@ -39,7 +39,10 @@ func TestTheConsoleGetsByWithTwoRoles(t *testing.T) {
 		f.begin(t, c.path, confirmation(f.previewToken(t, c.path+c.preview), c.count))
 		f.console.runs.working.Wait()
 	}
-	const letters = "; dead redrive ann (the hotel is back) 2; dead retry ann (the hotel is back) 3; dead bury ann (the hotel is back) 3; dead discard ann (the hotel is back) 3"
+	f.putUnknown(t, 1)
+	f.begin(t, "/change/key", confirmation(f.previewToken(t, f.decisionOf(f.keyOf(t, "charge1"), "release")), 1))
+	f.console.runs.working.Wait()
+	const letters = "; dead redrive ann (the hotel is back) 2; dead retry ann (the hotel is back) 3; dead bury ann (the hotel is back) 3; dead discard ann (the hotel is back) 3; keys release ann (the hotel is back) 1"
 	if got := f.letterJournal(t); !strings.HasSuffix(got, letters) {
 		t.Errorf("journal: %s", got)
 	}

@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype/zeronull"
 
+	"github.com/sagamill/sagamill/idemkey"
 	"github.com/sagamill/sagamill/internal/sqlschema"
 )
 
@@ -88,6 +89,11 @@ func (r *Reader) findRequests(ctx context.Context, statement string, f RequestFi
 		return err
 	})
 	return all, err
+}
+
+// Digest names the record without showing the key: see [KeyRef].
+func (q *RequestRecord) Digest() string {
+	return idemkey.Identity{Namespace: q.Namespace, Scope: q.Scope, Key: q.Key}.Digest()
 }
 
 // Abandoned reports whether the process that ran the request has died or hangs.
