@@ -102,6 +102,7 @@ func TestRequestMetrics(t *testing.T) {
 			[]string{claim, handler, outcomes("kept"), requests("keyless")}},
 		{"failed", ran(idemkey.OutcomeFailed, idemkey.CodeInternal, down), []string{claim, handler, outcomes("failed"), requests("first")}},
 		{"amended", ran(idemkey.OutcomeAmended, "", nil), []string{claim, handler, outcomes("amended"), requests("first")}},
+		{"held", ran(idemkey.OutcomeHeld, idemkey.CodeOutcomeUnknown, down), []string{claim, handler, outcomes("held"), requests("first")}},
 		{"response too large", ran(idemkey.OutcomeFailed, idemkey.CodeResponseTooLarge, down),
 			[]string{claim, handler, outcomes("failed"), "idemkey.oversize[{request}] http.route=/o,part=response 1", requests("first")}},
 		{"took over", idemkey.Event{Route: "/o", Result: idemkey.ResultAgain, Outcome: idemkey.OutcomeFailed, Attempt: 2, TookOver: true, Begin: begin, Handler: run},
