@@ -505,7 +505,7 @@ WITH free AS MATERIALIZED (
 )
 UPDATE {schema}.idempotency_key
 SET state = $5, resp_status = $6, resp_header = $7, resp_body = $8, enc_key_id = nullif($9, ''), token = gen_random_uuid(),
-	completed_at = clock_timestamp(), lease_until = clock_timestamp(), expires_at = clock_timestamp() + $10::bigint * interval '1 ms'
+	completed_at = clock_timestamp(), lease_until = 'epoch', expires_at = clock_timestamp() + $10::bigint * interval '1 ms'
 WHERE namespace = $1 AND scope = $2 AND key = $3 AND token = $4::text::uuid AND EXISTS (SELECT FROM free)
 ---- outboxQueries.bury
 
@@ -836,7 +836,9 @@ FROM batch WHERE h.id = batch.id
 RETURNING h.id, h.ordering_key
 ---- overviewQueries.readRequests
 
-SELECT k.*, u.* FROM (
+SELECT k.*, u.*, (SELECT greatest(coalesce(extract(epoch FROM clock_timestamp() - min(expires_at)), 0), 0)::float8 FROM (
+	SELECT expires_at FROM {schema}.idempotency_key WHERE expires_at < 'infinity' ORDER BY expires_at LIMIT 1) AS oldest)
+FROM (
 	SELECT count(*), count(*) FILTER (WHERE abandoned), greatest(coalesce(extract(epoch FROM clock_timestamp() - min(lease_until)), 0), 0)::float8
 	FROM (SELECT state, lease_until, state = 1 AND lease_until <= clock_timestamp() AS abandoned, expires_at = 'infinity' AND (state = 5 OR state = 1 AND lease_until <= clock_timestamp()) AS unknown
 		FROM {schema}.idempotency_key ORDER BY expires_at DESC LIMIT $1) AS newest
