@@ -202,15 +202,19 @@ func (b *buffer) tidyHeader() {
 	}
 }
 
-// keptResponse returns the part of a finished buffer that is kept: of the headers, the listed ones that the handler
-// set itself. Outer middleware sets its own again on a replay.
-func (b *buffer) keptResponse(kept map[string]bool, maxBody int) Response {
+// keptResponse returns the part of a finished buffer that is kept: of the headers, those that opts names and that the
+// handler set itself. Outer middleware sets its own again on a replay.
+func (b *buffer) keptResponse(opts *Options, maxBody int) Response {
 	r := Response{Status: b.status, Header: make(http.Header), Body: b.body}
 	for name, values := range b.sent {
-		before, had := b.base[name]
-		if (kept[name] || b.head && name == contentLength) && !(had && slices.Equal(before, values)) {
+		if before, had := b.base[name]; !had || !slices.Equal(before, values) {
 			r.Header[name] = values
 		}
+	}
+	length, ofHead := r.Header[contentLength], b.head // which a HEAD has no body to tell
+	opts.dropUnkept(r.Header)
+	if ofHead && len(length) > 0 {
+		r.Header[contentLength] = length
 	}
 	if b.over || len(b.body) > maxBody {
 		r.Body, r.Dropped = nil, true

@@ -189,6 +189,7 @@ type Limits struct {
 // ResponseOptions say which parts of a response are stored, and how the middleware sends a stored response to a retry.
 type ResponseOptions struct {
 	KeepHeaders       []string // names of further response headers to store; Content-Type and some other headers are always stored; do not list the headers that Header, Aliases and ReplayHeader name; default: none
+	KeepAllHeaders    bool     // store all headers but those of one connection or one caller: hop-by-hop headers, those that Connection lists, cookies, credentials, Date, Server and Alt-Svc; for a proxy, whose upstream may set any; default: false
 	ReplayHeader      string   // name of the header that has the value "true" in each stored response that a retry gets; default: Idempotent-Replayed
 	EmitReplayedFalse bool     // send ReplayHeader with the value "false" in responses that come from the handler; default: responses that come from the handler do not have the header ReplayHeader
 

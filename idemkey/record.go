@@ -8,6 +8,7 @@ import (
 	"maps"
 	"net/http"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/sagamill/sagamill/internal/failpoint"
@@ -168,7 +169,7 @@ func (c *recorder) holdFailed(err error) {
 
 // keepResponse stores the response, with the business writes if commit, and answers.
 func (c *recorder) keepResponse(b *buffer, commit bool) {
-	written := b.keptResponse(c.m.opts.kept, c.m.opts.Limits.MaxResponseBody)
+	written := b.keptResponse(c.m.opts, c.m.opts.Limits.MaxResponseBody)
 	c.event.Oversize = written.Dropped
 	resp, err := c.prepareStored(&written)
 	if err == nil || !c.m.traits.Transactional { // without transactions the effects stand, so the run must be remembered
@@ -319,7 +320,7 @@ func (c *recorder) answerNotKept(err error) {
 // renderMisuse is [Claim].Misused: the store keeps the answer that answerMisused sends.
 func (c *recorder) renderMisuse() Response {
 	c.misuse = c.answers.renderProblem(newProblem(CodeTxMisuse))
-	written := c.misuse.keptResponse(c.m.opts.kept, c.m.opts.Limits.MaxResponseBody)
+	written := c.misuse.keptResponse(c.m.opts, c.m.opts.Limits.MaxResponseBody)
 	kept, _ := c.prepareStored(&written) // a tombstone, if it cannot be sealed
 	return kept
 }
@@ -336,7 +337,7 @@ func (c *recorder) answerMisused() {
 // keepTombstone keeps the fact that the request ran, before a streamed response begins. After nil the
 // response may be sent as it is written.
 func (c *recorder) keepTombstone(b *buffer) error {
-	written := b.keptResponse(c.m.opts.kept, 0)
+	written := b.keptResponse(c.m.opts, 0)
 	written.Body, written.Dropped = nil, true
 	resp, err := c.prepareStored(&written)
 	if err != nil {
@@ -399,7 +400,7 @@ func (c *recorder) keepTooLarge(h *handled) {
 	if verdict != Keep && verdict != CommitAnyway {
 		return // releaseAfterPanic releases
 	}
-	written := b.keptResponse(c.m.opts.kept, c.m.opts.Limits.MaxResponseBody)
+	written := b.keptResponse(c.m.opts, c.m.opts.Limits.MaxResponseBody)
 	resp, _ := c.prepareStored(&written)
 	ctx, cancel := context.WithTimeout(c.detachedContext(), c.m.opts.Limits.CompleteTimeout)
 	defer cancel()
@@ -427,9 +428,22 @@ func (c *recorder) releaseAfterPanic() {
 	c.event.Err = errors.Join(errNotReturned, c.event.Err, err)
 }
 
-// dropUnkept removes from h what is not stored.
+// dropUnkept removes from h what is not stored: also what h's Connection says is of one connection.
 func (o *Options) dropUnkept(h http.Header) {
-	maps.DeleteFunc(h, func(name string, _ []string) bool { return !o.kept[name] })
+	for _, list := range h["Connection"] {
+		for name := range strings.SplitSeq(list, ",") {
+			h.Del(strings.TrimSpace(name))
+		}
+	}
+	maps.DeleteFunc(h, func(name string, _ []string) bool { return !o.keepsHeader(name) })
+}
+
+// keepsHeader reports whether the response header called name is stored.
+func (o *Options) keepsHeader(name string) bool {
+	if !o.Response.KeepAllHeaders {
+		return o.kept[name]
+	}
+	return validName(name) && http.CanonicalHeaderKey(name) == name && !neverStored(name) && !o.own[name]
 }
 
 // keepRecovered stores the response that Recover has found and answers with it, as a replay. The request

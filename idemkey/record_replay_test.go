@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/aes"
 	"crypto/cipher"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"slices"
@@ -53,6 +54,39 @@ func TestStoredAndReplayed(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// With KeepAllHeaders, a replay and an answer of Recover have all headers but those of one connection or one caller.
+func TestKeepAllHeaders(t *testing.T) {
+	t.Parallel()
+	full := http.Header{"Content-Type": {"text/plain"}, "X-Charge": {"1", "2"}, "Request-Id": {"r"}, "Connection": {"close, x-hop", "X-Next"},
+		"X-Hop": {"h"}, "X-Next": {"n"}, "Keep-Alive": {"timeout=5"}, "Set-Cookie": {"a=b"}, "Set-Cookie2": {"a=b"}, "Authentication-Info": {"n"},
+		"Www-Authenticate": {"Basic"}, "Proxy-Authenticate": {"Basic"}, "Server": {"s"}, "Alt-Svc": {"h3"}, "Date": {"yesterday"},
+		"Idempotent-Replayed": {"no"}, "Idempotency-Key": {"of the upstream"}, "x-raw": {"r"}, "X Bad": {"b"}}
+	kept := []string{"Content-Type", "Request-Id", "X-Charge"}
+	seen := &idemkey.Response{}
+	m := newMiddleware(t, newMemory(t, nil), idemkey.Options{
+		Recover: func(context.Context, idemkey.Identity) (*idemkey.Response, error) {
+			return &idemkey.Response{Status: 201, Header: full.Clone()}, nil
+		},
+		Response: idemkey.ResponseOptions{KeepAllHeaders: true, Redact: func(_ *http.Request, s *idemkey.Response) { *seen = *s }},
+	})
+	for key, verdict := range map[string]idemkey.Verdict{"kept": idemkey.Keep, "recovered": idemkey.Unknown} {
+		first := send(t, m, func(w http.ResponseWriter, r *http.Request) {
+			maps.Copy(w.Header(), full.Clone())
+			idemkey.SetVerdict(r.Context(), verdict)
+		}, key, "x")
+		if first.header.Get("X-Hop") != "h" || first.header.Get("Set-Cookie") != "a=b" {
+			t.Errorf("%s: the first answer has the headers %v, want all of the handler's", key, first.header)
+		}
+		again := send(t, m, created, key, "x")
+		if got := slices.Sorted(maps.Keys(seen.Header)); !slices.Equal(got, kept) {
+			t.Errorf("%s: stored headers %q, want %q", key, got, kept)
+		}
+		if !slices.Equal(again.header["X-Charge"], full["X-Charge"]) || again.header.Get("Idempotent-Replayed") != "true" || again.header.Get("Set-Cookie") != "" {
+			t.Errorf("%s: replay = %d %v", key, again.status, again.header)
+		}
 	}
 }
 

@@ -131,7 +131,7 @@ var storedHeaders = []string{
 // hand out credentials or break the connection.
 func neverStored(name string) bool {
 	switch name = http.CanonicalHeaderKey(name); name {
-	case "Set-Cookie", "Authorization", "Www-Authenticate", "Connection", "Keep-Alive", "Te", "Trailer",
+	case "Set-Cookie", "Set-Cookie2", "Authorization", "Authentication-Info", "Www-Authenticate", "Connection", "Keep-Alive", "Te", "Trailer",
 		"Transfer-Encoding", "Upgrade", "Content-Length", "Date", "Server", "Alt-Svc":
 		return true
 	}
