@@ -1,7 +1,6 @@
 package main
 
 import (
-	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -183,7 +182,7 @@ func TestARequestOverTheLimit(t *testing.T) {
 	t.Parallel()
 	upstream := &faulty{fault: answering(201, 0)}
 	s := newSite(t, newStore(t, "postgres"), serve(t, upstream), nil)
-	s.expect("a large request", s.post("acme", "k", fmt.Sprintf("%*d", maxRequestBody+1, 1)), 413, idemkey.CodeBodyTooLarge)
+	s.expect("a large request", s.post("acme", "k", strings.Repeat("1", maxRequestBody+1)), 413, idemkey.CodeBodyTooLarge)
 	s.expect("a small one with its key", s.post("acme", "k", "1"), 201, "")
 	s.expect("one without a key", s.post("acme", "", "1"), 400, idemkey.CodeKeyInvalid)
 	if n := upstream.requests.Load(); n != 1 {

@@ -25,6 +25,8 @@ var routes = map[string]string{
 	"cmd/sagamill/internal/dev/newservice POST /orders":           "simulated", // its tenant is a header
 	"examples/quickstart GET /":                                   "probe",
 	"examples/quickstart POST /orders":                            "simulated", // its tenant is a header
+	"examples/gateway GET /events":                                "simulated", // these two are behind the gateway's own check of API keys
+	"examples/gateway POST /charges":                              "simulated",
 	"examples/internal/demo GET /healthz":                         "probe",
 	"examples/internal/demo GET /metrics":                         "probe",
 	"examples/internal/demo GET /readyz":                          "probe",

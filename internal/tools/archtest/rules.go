@@ -228,7 +228,7 @@ func checkFrameworks(f *file) []string {
 // redisPackages are the packages for the stores on Redis, and redisUsers the packages that may import them.
 var (
 	redisPackages = []string{"github.com/redis/go-redis", module + "/idemkey/idemredis", module + "/idemkey/idemhybrid", module + "/internal/rediskey"}
-	redisUsers    = []string{"idemkey/idemredis", "idemkey/idemhybrid", "internal/rediskey", "internal/testing", "internal/suites"}
+	redisUsers    = []string{"idemkey/idemredis", "idemkey/idemhybrid", "examples/gateway", "internal/rediskey", "internal/testing", "internal/suites"}
 )
 
 // checkRedis keeps Redis out of the binaries of services that do not use it, and out of commands and demos: to compile
