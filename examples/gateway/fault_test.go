@@ -223,3 +223,25 @@ func TestTimeoutsFitIntoExecTimeout(t *testing.T) {
 		t.Errorf("newGateway = %v, want an error that names the exec timeout", err)
 	}
 }
+
+// The upstream gets the gateway's own key and tenant, and nothing of the client's that would let it act for the client,
+// or would make its answer one for this client only.
+func TestWhatTheUpstreamSees(t *testing.T) {
+	t.Parallel()
+	seen := make(chan http.Header, 1)
+	s := newSite(t, newStore(t, "postgres"), serve(t, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { seen <- r.Header })), nil)
+	s.expect("a charge", s.charge("acme", "k", "good"), 200, "")
+	h := <-seen
+	id := idemkey.Identity{Namespace: "charges", Scope: "acme", Key: "k"}
+	if got := h.Values("Idempotency-Key"); len(got) != 1 || got[0] != s.gateway.upstreamKey(id) {
+		t.Errorf("the upstream gets the key %q, want the one of %+v", got, id)
+	}
+	if got := h.Values("X-Tenant"); len(got) != 1 || got[0] != "acme" {
+		t.Errorf("the upstream gets the tenant %q, want acme", got)
+	}
+	for _, name := range []string{"Authorization", "Cookie", "Accept-Encoding"} {
+		if got := h.Values(name); len(got) > 0 {
+			t.Errorf("the upstream gets %s: %q", name, got)
+		}
+	}
+}

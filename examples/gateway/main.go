@@ -36,6 +36,7 @@ type config struct {
 	settings
 	Listen, Store, Schema, Prefix string
 	DatabaseURL, RedisURL         string
+	Connections                   int
 	ReconcileEvery                time.Duration
 }
 
@@ -60,6 +61,7 @@ func readConfig(args []string, getenv func(string) string) (*config, error) {
 	flags.StringVar(&c.Listen, "listen", "127.0.0.1:8080", "address to listen on")
 	flags.StringVar(&c.Store, "store", "postgres", "postgres, redis or hybrid")
 	flags.StringVar(&c.Schema, "schema", "gateway", "schema of the table in PostgreSQL")
+	flags.IntVar(&c.Connections, "connections", 50, "connections to PostgreSQL, one for each charge that runs and two more")
 	flags.StringVar(&c.Prefix, "prefix", "gateway:", "prefix of the keys in Redis")
 	flags.DurationVar(&c.ConnectTimeout, "connect-timeout", 2*time.Second, "for TCP, and again for TLS")
 	flags.DurationVar(&c.HeaderTimeout, "header-timeout", 15*time.Second, "until the upstream's answer begins")
@@ -158,7 +160,12 @@ func (c *config) openStore(ctx context.Context) (store idemkey.Store, done func(
 	if err := migrations.Up(ctx, c.DatabaseURL, c.Schema, migrations.Idempotency); err != nil {
 		return nil, done, err
 	}
-	pool, err := pgxpool.New(ctx, c.DatabaseURL)
+	pooled, err := pgxpool.ParseConfig(c.DatabaseURL)
+	if err != nil {
+		return nil, done, err
+	}
+	pooled.MaxConns = int32(c.Connections)
+	pool, err := pgxpool.NewWithConfig(ctx, pooled)
 	if err != nil {
 		return nil, done, err
 	}
