@@ -61,14 +61,14 @@ func readConfig(args []string, getenv func(string) string) (*config, error) {
 	flags.StringVar(&c.Listen, "listen", "127.0.0.1:8080", "address to listen on")
 	flags.StringVar(&c.Store, "store", "postgres", "postgres, redis or hybrid")
 	flags.StringVar(&c.Schema, "schema", "gateway", "schema of the table in PostgreSQL")
-	flags.IntVar(&c.Connections, "connections", 50, "connections to PostgreSQL, one for each charge that runs and two more")
+	flags.IntVar(&c.Connections, "connections", 50, "connections to PostgreSQL: one for each charge that runs, and two")
 	flags.StringVar(&c.Prefix, "prefix", "gateway:", "prefix of the keys in Redis")
 	flags.DurationVar(&c.ConnectTimeout, "connect-timeout", 2*time.Second, "for TCP, and again for TLS")
 	flags.DurationVar(&c.HeaderTimeout, "header-timeout", 15*time.Second, "until the upstream's answer begins")
 	flags.DurationVar(&c.ExecTimeout, "exec-timeout", 25*time.Second, "until the upstream's answer has ended")
 	flags.DurationVar(&c.Dedupes, "dedupes", 0, "how long the upstream recognizes a key")
 	flags.BoolVar(&c.Asks, "ask", true, "ask the upstream for unknown outcomes")
-	flags.DurationVar(&c.ReconcileEvery, "reconcile", idemkey.DefaultReconcileEvery, "time between two looks at unknown outcomes")
+	flags.DurationVar(&c.ReconcileEvery, "reconcile", time.Minute, "how often to ask for unknown outcomes")
 	if err := flags.Parse(args); err != nil {
 		return nil, err
 	}

@@ -47,8 +47,8 @@ type gateway struct {
 
 func newGateway(store idemkey.Store, s settings) (*gateway, error) {
 	if 2*s.ConnectTimeout+s.HeaderTimeout >= s.ExecTimeout {
-		return nil, fmt.Errorf("twice the connect timeout, %v, and the header timeout, %v, must be shorter than the exec timeout, %v: otherwise "+
-			"a request that was never sent has an unknown outcome", s.ConnectTimeout, s.HeaderTimeout, s.ExecTimeout)
+		return nil, fmt.Errorf("twice the connect timeout, %v, and the header timeout, %v, must be shorter than the exec "+
+			"timeout, %v: otherwise a request that was never sent has an unknown outcome", s.ConnectTimeout, s.HeaderTimeout, s.ExecTimeout)
 	}
 	transport := http.DefaultTransport.(*http.Transport).Clone()
 	transport.DialContext = (&net.Dialer{Timeout: s.ConnectTimeout}).DialContext
@@ -103,8 +103,8 @@ func (g *gateway) upstreamKey(id idemkey.Identity) string {
 	return idemkey.DownstreamKey(g.Secret, id, "charge")
 }
 
-// verdictOn is idemkey.UpstreamPolicy for an upstream that answers 409 while the first request with a key still runs. If
-// that were kept, a retry after a timeout would store it in the place of the charge.
+// verdictOn is idemkey.UpstreamPolicy for an upstream that answers 409 while the first request with a key still runs.
+// If that were kept, a retry after a timeout would store it in the place of the charge.
 func verdictOn(status int) idemkey.Verdict {
 	if status == http.StatusConflict {
 		return idemkey.Unknown
@@ -137,8 +137,8 @@ func (g *gateway) answerError(w http.ResponseWriter, r *http.Request, err error)
 	timeout := net.Error(nil)
 	switch {
 	case errors.Is(err, errUnsent):
-		p.Status, p.Code, p.Title, p.SameKey = http.StatusServiceUnavailable, "upstream-unreachable", "The upstream cannot be reached", keyed
-		verdict = idemkey.Retryable
+		p.Status, p.Code, p.Title = http.StatusServiceUnavailable, "upstream-unreachable", "The upstream cannot be reached"
+		p.SameKey, verdict = keyed, idemkey.Retryable
 	case errors.As(err, &timeout) && timeout.Timeout():
 		p.Status, p.Code, p.Title = http.StatusGatewayTimeout, "upstream-timeout", "The upstream did not answer in time"
 	}
@@ -149,7 +149,8 @@ func (g *gateway) answerError(w http.ResponseWriter, r *http.Request, err error)
 
 // askUpstream is idemkey.Options.Recover. A charge that the upstream does not know was not made.
 func (g *gateway) askUpstream(ctx context.Context, id idemkey.Identity) (*idemkey.Response, error) {
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, g.Upstream.JoinPath("charges", g.upstreamKey(id)).String(), nil)
+	made := g.Upstream.JoinPath("charges", g.upstreamKey(id))
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, made.String(), nil)
 	if err != nil {
 		return nil, err
 	}
@@ -161,7 +162,8 @@ func (g *gateway) askUpstream(ctx context.Context, id idemkey.Identity) (*idemke
 	switch resp.StatusCode {
 	case http.StatusOK:
 		body, err := io.ReadAll(io.LimitReader(resp.Body, maxResponseBody+1))
-		return &idemkey.Response{Status: http.StatusCreated, Header: resp.Header, Body: body, Dropped: len(body) > maxResponseBody}, err
+		tooLarge := len(body) > maxResponseBody
+		return &idemkey.Response{Status: http.StatusCreated, Header: resp.Header, Body: body, Dropped: tooLarge}, err
 	case http.StatusNotFound:
 		return nil, nil
 	default:

@@ -1,5 +1,5 @@
-// The upstream: it charges cards, and knows nothing of the gateway. A request with a key that it has seen gets the first
-// answer again. Run it with: node upstream.mjs [port]
+// The upstream: it charges cards, and knows nothing of the gateway. A request with a key that it has seen gets the
+// first answer again. Run it with: node upstream.mjs [port]
 import http from 'node:http'
 
 const charges = new Map() // by Idempotency-Key
@@ -20,12 +20,14 @@ async function charge(request, response) {
 }
 
 const headersOf = made => ({
-  Location: `/charges/${made.id}`, 'X-Charge-Id': made.id, 'X-RateLimit-Remaining': '99', 'Set-Cookie': 'session=of-the-gateway',
+  Location: `/charges/${made.id}`, 'X-Charge-Id': made.id, 'X-RateLimit-Remaining': '99',
+  'Set-Cookie': 'session=of-the-gateway',
 })
 
 function answer(response, status, headers, body, cut = false) {
   const text = JSON.stringify(body)
-  response.writeHead(status, { ...headers, 'Content-Type': 'application/json', 'Content-Length': Buffer.byteLength(text) })
+  const own = { 'Content-Type': 'application/json', 'Content-Length': Buffer.byteLength(text) }
+  response.writeHead(status, { ...headers, ...own })
   if (!cut) return response.end(text)
   response.write(text.slice(0, 5), () => response.destroy()) // the connection ends in the middle of the answer
 }
@@ -41,7 +43,8 @@ const server = http.createServer((request, response) => {
     return response.write('data: hello\n\n')
   }
   if (path === '/ledger') {
-    return answer(response, 200, {}, { requests, keys: [...charges.keys()], tenants: [...charges.values()].map(c => c.tenant) })
+    const tenants = [...charges.values()].map(c => c.tenant)
+    return answer(response, 200, {}, { requests, keys: [...charges.keys()], tenants })
   }
   const made = charges.get(path.replace('/charges/', ''))
   if (!made) return answer(response, 404, {}, { error: 'no charge has this key' })
