@@ -76,7 +76,7 @@ func cutting(bytes string) http.HandlerFunc {
 // have charged.
 func TestFaultsOfTheUpstream(t *testing.T) {
 	const unknown = idemkey.CodeOutcomeUnknown
-	for name, tt := range map[string]struct {
+	faults := map[string]struct {
 		fault         http.HandlerFunc
 		first, again  int
 		code, retried string
@@ -94,15 +94,16 @@ func TestFaultsOfTheUpstream(t *testing.T) {
 		"limits the rate":               {answering(429, 0), 429, 201, "", ""},
 		"declines":                      {answering(402, 0), 402, 402, "", ""},
 		"has an answer over the stored": {answering(200, maxResponseBody+1), 200, 410, "", idemkey.CodeNotRetained},
-	} {
-		t.Run(name, func(t *testing.T) {
-			eachStore(t, func(t *testing.T, store idemkey.Store) {
-				upstream := &faulty{fault: tt.fault}
+	}
+	eachStore(t, func(t *testing.T, store idemkey.Store) {
+		for name, tt := range faults { // one after the other, on few connections
+			t.Run(name, func(t *testing.T) {
+				key, upstream := strings.ReplaceAll(name, " ", "-"), &faulty{fault: tt.fault}
 				s := newSite(t, store, serve(t, upstream), func(s *settings) {
 					s.ConnectTimeout, s.HeaderTimeout, s.ExecTimeout = 500*time.Millisecond, time.Second, 2100*time.Millisecond
 				})
-				s.expect("the first request", s.charge("acme", "k", "good"), tt.first, tt.code)
-				s.expect("a retry", s.charge("acme", "k", "good"), tt.again, tt.retried)
+				s.expect("the first request", s.charge("acme", key, "good"), tt.first, tt.code)
+				s.expect("a retry", s.charge("acme", key, "good"), tt.again, tt.retried)
 				want := int32(1)
 				if tt.again == 201 {
 					want = 2
@@ -111,8 +112,8 @@ func TestFaultsOfTheUpstream(t *testing.T) {
 					t.Errorf("the upstream has got %d requests, want %d", n, want)
 				}
 			})
-		})
-	}
+		}
+	})
 }
 
 // An answer over the largest size is cut. On Redis, where the effects stand, it is known to be an answer; a transaction

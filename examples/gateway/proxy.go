@@ -48,7 +48,8 @@ type gateway struct {
 func newGateway(store idemkey.Store, s settings) (*gateway, error) {
 	if 2*s.ConnectTimeout+s.HeaderTimeout >= s.ExecTimeout {
 		return nil, fmt.Errorf("twice the connect timeout, %v, and the header timeout, %v, must be shorter than the exec "+
-			"timeout, %v: otherwise a request that was never sent has an unknown outcome", s.ConnectTimeout, s.HeaderTimeout, s.ExecTimeout)
+			"timeout, %v: otherwise a request that was never sent has an unknown outcome",
+			s.ConnectTimeout, s.HeaderTimeout, s.ExecTimeout)
 	}
 	transport := http.DefaultTransport.(*http.Transport).Clone()
 	transport.DialContext = (&net.Dialer{Timeout: s.ConnectTimeout}).DialContext
