@@ -56,6 +56,8 @@ type ReconcilerOptions struct {
 }
 
 // NewReconciler returns a Reconciler for the keys of m, which must have Options.Recover. A nil opts means the defaults.
+//
+// It asks about all keys of m's namespace. So routes that ask in different ways need a Key.Namespace each.
 func NewReconciler(m *Middleware, opts *ReconcilerOptions) (*Reconciler, error) {
 	r := &Reconciler{m: m}
 	if opts != nil {
