@@ -225,7 +225,7 @@ func TestRequestsAreCountedByIndex(t *testing.T) {
 		plan = strings.Join(lines, "\n")
 		return err
 	})
-	if err != nil || !strings.Contains(plan, "Index Scan Backward using idempotency_key_expires_at") || strings.Count(plan, "Index") != 3 || strings.Count(plan, "Limit") != 3 || strings.Contains(plan, "Sort") {
+	if err != nil || !strings.Contains(plan, "Index Scan Backward using idempotency_key_expires_at") || strings.Count(plan, " using idempotency_key") != 3 || strings.Count(plan, "Limit") != 3 || strings.Contains(plan, "Sort") {
 		t.Errorf("error %v; the plan:\n%s", err, plan)
 	}
 	var inProgress, abandoned, unknown int

@@ -23,7 +23,7 @@ import (
 // something, are about sagas, which have a journal of their own, or know no database. The pages of the console leave rows.
 var withoutRow = []string{
 	"init", "dev", "console", "status", "migrate up", "migrate print", "migrate roles", "migrate version", "migrate down", "broker permissions", "broker declare", "broker delete", "topology asyncapi", "version",
-	"outbox status", "outbox dead list", "outbox dead show", "outbox refused list", "dead list", "dead show", "dead plan", "journal", "why",
+	"outbox status", "outbox dead list", "outbox dead show", "outbox refused list", "dead list", "dead show", "dead plan", "journal", "why", "keys list", "keys show",
 	"saga list", "saga show", "saga check",
 	"saga pause", "saga resume", "saga cancel", "saga compensate", "saga skip", "saga reject", "saga retry",
 }
@@ -55,6 +55,10 @@ var deeds = map[string][]deed{
 		{"outbox dead discard -all -topic orders -older 1h -yes", []int64{1}, `{"topic":"orders","older":"1h0m0s"}`},
 		{"outbox refused release -id 4", []int64{4}, `{}`},
 	},
+	"keys": {
+		{"keys release " + digest1 + " -yes", []int64{1}, `{"digest":"` + digest1 + `","namespace":"http","ttl":"24h0m0s"}`},
+		{"keys complete " + digest1 + " -status 204 -ttl 1h -yes", []int64{1}, `{"digest":"` + digest1 + `","namespace":"http","status":"204","ttl":"1h0m0s"}`},
+	},
 	"replay": {
 		{"replay -key k1", []int64{2}, `{"key":"k1"}`},
 		{"replay -since 2020-01-01T00:00:00Z -scope acme -yes", []int64{1, 2, 3}, `{"since":"2020-01-01T00:00:00Z","scope":"acme"}`},
@@ -76,6 +80,8 @@ func open(t *testing.T, fixture string) (schema string, first int64) {
 		return newDeadFixture(t).schema, 1
 	case "outbox":
 		return newOutboxFixture(t).schema, 1
+	case "keys":
+		return newKeysFixture(t).schema, 1
 	}
 	pool, schema := kept(t, several(3)...)
 	if err := pool.QueryRow(t.Context(), "SELECT min(id) FROM "+schema+".outbox").Scan(&first); err != nil {
