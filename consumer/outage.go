@@ -28,8 +28,8 @@ import (
 // what it cannot decide.
 type Pauser interface {
 	// Pause gives all unsettled messages of topic back to the broker, in one step and in their order, and consumes
-	// nothing of topic until Resume. When it returns, no message is handed over any more, and acks and nacks of messages
-	// that were handed over before have no effect.
+	// nothing of topic until Resume. When it returns, the consumer gets no further message of topic, and acks and nacks
+	// of messages that it got before have no effect.
 	Pause(topic string)
 	// Resume ends the effect of Pause.
 	Resume(topic string)
@@ -45,9 +45,9 @@ const (
 	// askPause is the time between two questions while the database is lost.
 	askPause = time.Second
 
-	// handOverEvery is the time between the beginnings of two hand-overs at least; up to handOverJitter is added. So a path
-	// that comes and goes hands the queues over six times a minute at most. A pause itself ends with the outage: after one
-	// that has met all processes, none of them waits.
+	// handOverEvery is the least time between the beginnings of two hand-overs; up to handOverJitter is added. So a
+	// path that comes and goes hands the queues over at most six times a minute. A pause itself ends with the outage,
+	// so that no process waits after an outage that all of them had.
 	handOverEvery  = 10 * time.Second
 	handOverJitter = 5 * time.Second
 )
@@ -55,8 +55,8 @@ const (
 // errReadOnly reports a server that answers and cannot store anything, such as a standby.
 var errReadOnly = errors.New("consumer: the database is read-only")
 
-// An outageWatch hands the queues of a consumer over while the database is lost. It looks only at what other stages
-// note, and asks the database itself only if they have noted no answer for answerLimit while deliveries were in hand.
+// An outageWatch hands the queues of a consumer over while the database is lost. The other stages note each answer of
+// the database. The watch asks by itself only if they have noted none for answerLimit while deliveries were in hand.
 type outageWatch struct {
 	pauser Pauser // nil: the subscriber cannot pause, and nothing is watched
 	topics []string
@@ -66,7 +66,7 @@ type outageWatch struct {
 
 	base     time.Time
 	answered atomic.Int64  // when the database answered last, since base
-	failed   atomic.Bool   // since then a delivery has failed as it does in an outage
+	failed   atomic.Bool   // a delivery has failed since then with an error of an outage
 	pauses   atomic.Uint64 // how often the consumer was paused
 	paused   atomic.Bool
 	next     time.Time // before which the queues are not handed over again
@@ -84,7 +84,7 @@ func newOutageWatch(sub any, topics []string, db *pgxpool.Pool, log *slog.Logger
 	return w
 }
 
-// noteAnswer says that the database has done its work.
+// noteAnswer notes that the database has answered a statement.
 func (w *outageWatch) noteAnswer() {
 	w.answered.Store(int64(time.Since(w.base)))
 	if w.failed.Load() {
@@ -92,7 +92,7 @@ func (w *outageWatch) noteAnswer() {
 	}
 }
 
-// noteFailure says that a delivery has failed by err.
+// noteFailure notes that a delivery has failed with err.
 func (w *outageWatch) noteFailure(err error) {
 	if isUnavailable(err) || isNoLogin(err) {
 		w.failed.Store(true)
@@ -102,10 +102,10 @@ func (w *outageWatch) noteFailure(err error) {
 // canPause reports whether the queues are handed over while the database is lost.
 func (w *outageWatch) canPause() bool { return w.pauser != nil }
 
-// isPaused reports whether they are now.
+// isPaused reports whether the queues are handed over now.
 func (w *outageWatch) isPaused() bool { return w.paused.Load() }
 
-// hasHandedOver reports whether e was given back to the broker since it arrived. What was not begun of it must not begin:
+// hasHandedOver reports whether e was given back to the broker since it arrived. If e has not begun, it must not begin:
 // another process may be at later messages of its key.
 func (w *outageWatch) hasHandedOver(e boardEntry) bool {
 	return e.msg != nil && e.pauses != w.pauses.Load()
@@ -153,7 +153,8 @@ func (w *outageWatch) watchDeliveries(ctx context.Context, b *board) {
 	}
 }
 
-// askOnce asks the database whether it is there and can be written to. It returns an error at the latest after askLimit.
+// askOnce asks the database whether it is there and can be written to. It returns an error at the latest after
+// askLimit.
 func (w *outageWatch) askOnce(ctx context.Context, fresh bool) error {
 	limited, cancel := context.WithTimeout(ctx, askLimit)
 	defer cancel()
@@ -162,15 +163,16 @@ func (w *outageWatch) askOnce(ctx context.Context, fresh bool) error {
 	return err
 }
 
-// isLost reports whether err, the answer to a question, means that the database is lost. If only a new connection cannot be
-// made, as over a limit, a password or a name, the pool's may work: then it is lost if a delivery has failed as well.
+// isLost reports whether err, the answer to a question, means that the database is lost. If only a new connection
+// fails, because of a limit, a password or a name, the pool's connections may work. The database is then lost only if a
+// delivery has failed as well.
 func (w *outageWatch) isLost(err error) bool {
 	code := sqlState(err)
 	var name *net.DNSError
 	switch {
 	case err == nil:
 		return false
-	case errors.Is(err, errHook), errors.As(err, &name): // where a new connection asks, and those of the pool do not
+	case errors.Is(err, errHook), errors.As(err, &name): // only a new connection needs them
 		return w.failed.Load()
 	case code == "", pg.IsAway(err) && !strings.HasPrefix(code, "53"):
 		return true
@@ -223,8 +225,8 @@ func (w *outageWatch) eachTopic(ctx context.Context, name string, do func(topic 
 // sqlReadAccess tells whether this session can write. In recovery the answer is on as well.
 const sqlReadAccess = `SHOW transaction_read_only`
 
-// An asker asks the database on a connection of its own: a pool whose connections all have slow handlers looks like an
-// outage. It keeps the connection for further questions. One goroutine uses it.
+// An asker asks the database on a connection of its own, because a pool whose connections all run slow handlers looks
+// like an outage. It keeps the connection for further questions. One goroutine uses it.
 type asker struct {
 	db   *pgxpool.Pool
 	conn *pgx.Conn
@@ -296,7 +298,7 @@ func (a *asker) connect(ctx context.Context) (*pgx.Conn, error) {
 	return conn, err
 }
 
-// closeConnection closes the connection without a goodbye, for which a server that is cut off would be waited for.
+// closeConnection closes the connection without telling the server, which may be cut off and would make it wait.
 func (a *asker) closeConnection() {
 	if a.conn != nil {
 		lazytx.Cut(a.conn)

@@ -61,20 +61,21 @@ type Options struct {
 	Policy Policy // if the handler gave no [Verdict], Policy decides whether the transaction commits, and whether the response is stored; default: DefaultPolicy, and UpstreamPolicy with ExternalEffects
 
 	// ExternalEffects says that handlers have effects that the store cannot roll back, such as a call to a payment
-	// provider. The outcome is then unknown if the process dies or hangs while it runs a handler, if the handler panics,
-	// exceeds Limits.ExecTimeout or fails with an error that is no [*Problem], if its transaction cannot commit, and if its
-	// verdict is [Unknown]. A retry gets 409
-	// outcome-unknown until Recover, a [Reconciler] or a person has decided; the record does not expire before. Default:
-	// after any of these, a retry runs the handler again.
+	// provider. The outcome is then unknown if the process dies or hangs while it runs a handler, if the handler
+	// panics, exceeds Limits.ExecTimeout or fails with an error that is no [*Problem], if its transaction cannot
+	// commit, and if the verdict is [Unknown]. A retry gets 409 outcome-unknown until Recover, a [Reconciler] or a
+	// person has decided; the record does not expire before. After a process has vanished, a retry first gets 409
+	// in-progress for Limits.Lease, or for ExecTimeout and CompleteTimeout if that is longer. Default: after any of
+	// these, a retry runs the handler again.
 	ExternalEffects bool
-	// UpstreamDedupes is how long the other system recognizes the key of [DownstreamKey], from the first request on. A
-	// retry that ends within this time repeats no effect, so it runs although the outcome is unknown. It needs
-	// ExternalEffects. Default: the other system recognizes no key.
+	// UpstreamDedupes is how long the other system recognizes the key of [DownstreamKey], from the first request on.
+	// While ExecTimeout ends within this time, a retry repeats no effect, so it runs although the outcome is unknown.
+	// It needs ExternalEffects and must be longer than ExecTimeout. Default: the other system recognizes no key.
 	UpstreamDedupes time.Duration
-	// Recover finds out what a run whose outcome is unknown has done; setting Recover also switches ExternalEffects on. A
-	// response is kept and replayed; nil says that the run had no effect, and the request runs; an error is a 409
-	// outcome-unknown. It must only look, may be called at the same time by two retries, and has half a lease's time. A
-	// [Reconciler] calls it as well. Default: none.
+	// Recover finds out what a run whose outcome is unknown has done; setting Recover also switches ExternalEffects on.
+	// A response is kept and replayed; nil says that the run had no effect, and the request runs again; after an error
+	// the retry gets 409 outcome-unknown. Recover must change nothing, must return within half of Limits.Lease, and may
+	// be called by two retries at the same time. A [Reconciler] calls it as well. Default: none.
 	Recover func(ctx context.Context, id Identity) (*Response, error)
 	// With FailOpen, handlers run without idempotency while the store fails; a retry can then run a handler again. Each
 	// such run is logged as an error, with [ResultFailOpen] in its Event. Default: if the store fails, the request gets
@@ -135,8 +136,8 @@ type FingerprintOptions struct {
 	IncludeFields  []string // paths of the members of a JSON body that the middleware compares; it ignores all other members; default: all members
 	IncludeHeaders []string // names of request headers that the middleware also compares; default: none
 	Raw            bool     // compare bodies byte by byte; default: the content type decides how bodies are compared
-	// Custom computes the fingerprint of a request in place of the built-in digest. Its Alg must change whenever it does,
-	// and must not begin with "v1". Default: the digest v1.
+	// Custom computes the fingerprint of a request in place of the built-in digest. Its Alg must change whenever it
+	// does, and must not begin with "v1". Default: the digest v1.
 	Custom func(r *http.Request, body []byte) (Fingerprint, error)
 
 	// Versions lists all other FingerprintOptions that unexpired records were made with, newest first; at most
@@ -163,14 +164,14 @@ type Limits struct {
 	// [MaxWaiters], and after Wait, the request is refused as without Wait. Default: no waiting.
 	Wait time.Duration
 
-	FailedTTL time.Duration // time after its failure in which a failed request can be repeated with its key alone, and not with another request; default: the rest of TTL
+	FailedTTL time.Duration // how long the key of a failed request is kept after the failure; until then, only the same request can use the key; default: the rest of TTL
 
 	MaxUnknownPerScope int // largest number of requests of one scope whose outcome is unknown (see ExternalEffects); beyond it, a request with a new key gets 503 unknown-limit; default: 100
 
 	MaxAttempts int // largest number of runs of the handler for one key; if the last of these runs fails too, the outcome of the request counts as unknown; default: no limit
-	// MaxInFlightPerScope is how many handlers may run at the same time for one scope in this process, on all routes that
-	// have this limit together. A route without this limit does not count. Over the limit a request is answered with
-	// 503, unless its record decides it. Default: no limit.
+	// MaxInFlightPerScope is how many handlers may run at the same time for one scope in this process, on all routes
+	// that have this limit together. A route without this limit does not count. Over the limit a request is answered
+	// with 503, unless its record decides it. Default: no limit.
 	MaxInFlightPerScope int
 
 	MaxRequestBody int64 // largest body of a request with a key; a request with a larger body gets 413; default: 1 MiB
@@ -179,10 +180,11 @@ type Limits struct {
 	// holds for [MaxStoredNames], [MaxStoredValues] and [MaxStoredHeader]: the client gets the response once, and only
 	// the fact that the request ran is kept. Default: 1 MiB.
 	MaxResponseBody int
-	// HardResponseLimit is the largest response body that the middleware keeps in memory; in place of a larger response,
-	// the client gets a problem with status 500 and the code response-too-large, which tells the client not to retry. A
-	// transactional store has rolled back and released the key. On other stores the handler's effects stand, so a retry
-	// gets 410, unless the verdict on the status lets it run again. Default: 16 MiB, at least MaxResponseBody.
+	// HardResponseLimit is the largest response body that the middleware keeps in memory; in place of a larger
+	// response, the client gets a problem with status 500 and the code response-too-large, which tells the client not
+	// to retry. A transactional store has rolled back and released the key; with ExternalEffects the outcome is then
+	// unknown. On other stores the handler's effects stand, so a retry gets 410, unless the verdict on the status lets
+	// it run again. Default: 16 MiB, at least MaxResponseBody.
 	HardResponseLimit int
 }
 
@@ -196,8 +198,8 @@ type ResponseOptions struct {
 	NoStoreBody bool                               // store no response bodies; a retry then gets 410; default: false
 	Redact      func(r *http.Request, s *Response) // Redact changes the copy of the response that is stored for retries; the first request gets the unchanged response; default: none
 	Sealer      Sealer                             // Sealer encrypts stored bodies; default: none
-	// ReplayHook changes a stored response before a retry gets it; an error of ReplayHook is answered like an error of a
-	// handler. Default: the retry gets the stored bytes.
+	// ReplayHook changes a stored response before a retry gets it; an error of ReplayHook is answered like an error of
+	// a handler. Default: the retry gets the stored bytes.
 	ReplayHook func(r *http.Request, s *Response) error
 	// LocalReplays is how many stored responses this process also keeps in memory, each for at most a minute; the
 	// middleware sends these responses to retries without asking the store. Default: none.
@@ -222,8 +224,8 @@ type ProblemOptions struct {
 	MismatchStatus int                  // status for a key that was used for a different request: 422, 409 or 400; default: 422
 
 	// UnknownFingerprintStatus is the status for a request that cannot be compared with the first request of its key,
-	// because [FingerprintOptions] have changed ([CodeFingerprintUnknown]): 409, 422 or 503. With 503 the problem asks the
-	// client to retry with the same key. Default: 409.
+	// because [FingerprintOptions] have changed ([CodeFingerprintUnknown]): 409, 422 or 503. With 503 the problem asks
+	// the client to retry with the same key. Default: 409.
 	UnknownFingerprintStatus int
 
 	TypeBase string // beginning of the member "type" of a problem; the code of the problem follows; default: DocsURL followed by "#"; without a DocsURL, urn:idemkey:problem:

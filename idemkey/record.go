@@ -34,8 +34,8 @@ const (
 	// CommitAnyway commits and keeps the response whatever its status, as for
 	// a declined payment whose record must stay.
 	CommitAnyway
-	// Unknown rolls back, sends the response, and lets nobody run the request again before somebody has decided: the
-	// handler cannot tell whether its effects outside of the store have happened, as after an upstream's 504. See
+	// Unknown rolls back and sends the response, but the request does not run again before a decision: the handler
+	// cannot tell whether its effects outside of the store have happened, as after an upstream's 504. See
 	// Options.ExternalEffects.
 	Unknown
 )
@@ -68,9 +68,9 @@ func SuccessOnly(status int) Verdict {
 // upstreamRefusals are answers of an upstream that has not begun to handle the request.
 var upstreamRefusals = append([]int{http.StatusServiceUnavailable}, callerErrors...)
 
-// UpstreamPolicy is for handlers that pass on what another system answers, such as a proxy. It keeps successes, redirects
-// and client errors. An upstream that answers 401 403 407 408 409 421 423 425 429 or 503 has not begun, and the same
-// request may run again. Of any other 5xx it is not known what has happened: see [Unknown].
+// UpstreamPolicy is for handlers that pass on what another system answers, such as a proxy. An upstream that answers
+// 401 403 407 408 409 421 423 425 426 429 or 503 has not begun, so the same request may run again. After any other 5xx
+// the outcome is unknown: see [Unknown]. All other responses are kept. It is the default with Options.ExternalEffects.
 func UpstreamPolicy(status int) Verdict {
 	switch {
 	case slices.Contains(upstreamRefusals, status):
@@ -253,8 +253,8 @@ func (c *recorder) releaseKey(mode ReleaseMode, status int) error {
 	return err
 }
 
-// unfinished is how the key of a run is released that did not come to its end: its effects outside of the store may have
-// happened.
+// unfinished is how the key of a run is released that did not come to its end: its effects outside of the store may
+// have happened.
 func (c *recorder) unfinished() ReleaseMode {
 	if c.claim.External && c.entered {
 		return Hold

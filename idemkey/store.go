@@ -76,12 +76,12 @@ type Claim struct {
 	MaxAttempts   int           // over this many the outcome counts as unknown; 0: no limit
 	RejectExpired bool          // an expired key stays refused until it is swept, instead of being new again
 
-	// External says that the handler has effects which the store cannot roll back. Its record does not expire before its
-	// outcome is known: TTL begins then. A run whose owner has vanished, and one that was released with [Hold], is
-	// KindUnknown instead of being taken over.
+	// External says that the handler has effects which the store cannot roll back. The record does not expire before
+	// the outcome is known; TTL begins then. A run whose owner has vanished, or that was released with [Hold], is
+	// KindUnknown and is not taken over, but for the two exceptions below.
 	External   bool
-	Recovered  int           // except for this attempt, whose outcome has been found out; 0: none has
-	DedupesFor time.Duration // or while ExecTimeout ends within this time of the record's creation: another run repeats no effect
+	Recovered  int           // the attempt whose outcome has been found out, which may be taken over; 0: none
+	DedupesFor time.Duration // a run that can end within this time of the record's creation repeats no effect, so it may take over
 	MaxUnknown int           // with this many unknown outcomes in its scope, a new key is an [*UnknownLimitError]; 0: no limit
 
 	// Misused makes the answer to keep where the handler has ended the transaction itself:

@@ -12,37 +12,40 @@ import (
 	"github.com/sagamill/sagamill/internal/guard"
 )
 
-// An UnknownOutcome is a record whose outcome is not known: its run was released with [Hold], or its owner has vanished.
+// An UnknownOutcome is a record whose outcome is not known: its run was released with [Hold], or the run's owner has
+// vanished.
 type UnknownOutcome struct {
 	ID      Identity
 	Attempt int           // the run whose outcome is unknown
 	Since   time.Time     // when the key was claimed first, by the store's clock
-	Over    time.Duration // since the run has ended, or its lease has
-	Token   string        // names the run: a decision is about no other
+	Over    time.Duration // time since the run, or the lease of its vanished owner, ended
+	Token   string        // names the run that a decision is about
 	FPAlg   string        // of the record's [Fingerprint]
 }
 
-// An Arbiter is a [Store] that can be told what became of a run.
+// An Arbiter is a [Store] that lists unknown outcomes and takes decisions about them.
 type Arbiter interface {
-	// EachUnknown calls found for each unknown outcome, until found returns an error. It lists as well an owner that lives
-	// and has not renewed its lease, which Settle tells apart.
+	// EachUnknown calls found for each unknown outcome, until found returns an error. The list may also have a run
+	// whose owner lives and has not renewed its lease; Settle refuses to decide about it.
 	EachUnknown(ctx context.Context, found func(UnknownOutcome) error) error
 
-	// Settle ends u: it keeps r for the retries, or, if r is nil, lets the same request run again. The record lives ttl
-	// from now on. [ErrDecided]: it is not as it was any more, or its owner lives; then nothing has changed. Settle never
-	// changes a completed record. After another error it is not known whether it has changed.
+	// Settle decides about u: it keeps r for the retries, or, if r is nil, lets the same request run again. The record
+	// then lives for ttl from now on. Settle returns [ErrDecided] and changes nothing if the record has changed since
+	// it was listed, or if the owner lives. It never changes a completed record. After any other error it is not known
+	// whether the record has changed.
 	Settle(ctx context.Context, u UnknownOutcome, r *Response, ttl time.Duration) error
 }
 
-// ErrDecided reports that a record's outcome is not, or not any more, an unknown one of the run that was listed.
+// ErrDecided reports that there is nothing to decide: the outcome of the run that was listed is known, another run has
+// begun, or the owner lives.
 var ErrDecided = errors.New("idemkey: the outcome is not unknown any more, or its owner lives")
 
 // DefaultReconcileEvery is how often a [Reconciler] looks by default.
 const DefaultReconcileEvery = time.Minute
 
-// A Reconciler asks Options.Recover about unknown outcomes whose client never comes back. A client's retry asks as well, so
-// that most are settled without it. Any number of them may run at once: each decision compares the record with the one
-// that was listed.
+// A Reconciler asks Options.Recover about unknown outcomes, so that they are settled even if the client never comes
+// back. A client's retry asks as well. Any number of Reconcilers may run at once: each decision compares the record
+// with the one that was listed.
 type Reconciler struct {
 	m     *Middleware
 	store Arbiter
@@ -52,12 +55,13 @@ type Reconciler struct {
 // ReconcilerOptions configure a [Reconciler].
 type ReconcilerOptions struct {
 	Every time.Duration // time between two looks at all unknown outcomes; default: 1 min
-	After time.Duration // how long a run must be over before Recover is asked about it, since its call may be on its way; default: Limits.ExecTimeout
+	After time.Duration // how long a run must be over before Recover is asked about it, because its call may still be on its way; default: Limits.ExecTimeout
 }
 
 // NewReconciler returns a Reconciler for the keys of m, which must have Options.Recover. A nil opts means the defaults.
 //
-// It asks about all keys of m's namespace. So routes that ask in different ways need a Key.Namespace each.
+// It asks about all keys of m's namespace. If routes have different Recover functions, give each a Key.Namespace of its
+// own.
 func NewReconciler(m *Middleware, opts *ReconcilerOptions) (*Reconciler, error) {
 	r := &Reconciler{m: m}
 	if opts != nil {
@@ -77,7 +81,8 @@ func NewReconciler(m *Middleware, opts *ReconcilerOptions) (*Reconciler, error) 
 	return r, nil
 }
 
-// Run reconciles until ctx ends. What fails is logged, and tried again the next time.
+// Run calls Reconcile at once and then every ReconcilerOptions.Every, until ctx ends. Errors are logged, and what
+// failed is tried again the next time.
 func (r *Reconciler) Run(ctx context.Context) {
 	ticker := time.NewTicker(r.opts.Every)
 	defer ticker.Stop()
@@ -93,8 +98,8 @@ func (r *Reconciler) Run(ctx context.Context) {
 	}
 }
 
-// Reconcile asks Recover about each unknown outcome once, and returns how many it has settled. An error of Recover leaves
-// its record as it was; Reconcile goes on, and returns the first of them.
+// Reconcile asks Recover about each unknown outcome once, and returns how many it has settled. An error of Recover
+// leaves its record as it was; Reconcile goes on, and returns the first of them.
 func (r *Reconciler) Reconcile(ctx context.Context) (settled int, err error) {
 	var first error
 	err = r.store.EachUnknown(ctx, func(u UnknownOutcome) error {

@@ -35,7 +35,7 @@ var (
 	// ErrOwnerLives reports a record whose request still runs.
 	ErrOwnerLives = errors.New("operator: nothing was changed, because the request of this key still runs")
 
-	// ErrNoJournal reports a schema without the table operator_journal, which has each decision about a key.
+	// ErrNoJournal reports a schema without the table operator_journal, which records each decision about a key.
 	ErrNoJournal = errors.New("operator: nothing was changed, because the schema has no journal; sagamill migrate up -only outbox adds one")
 )
 
@@ -52,7 +52,7 @@ type KeyRecord struct {
 	Digest                string // names the record without showing the key, as the log of the service does
 	State                 RequestState
 	Attempt               int       // the run whose outcome is unknown
-	Token                 string    // names the run: a decision is about no other
+	Token                 string    // names the run that a decision is about
 	Since                 time.Time // when the key was claimed first
 	LeaseUntil            time.Time
 	At                    time.Time // the moment, by the clock of the database
@@ -60,8 +60,8 @@ type KeyRecord struct {
 	endless bool // it does not expire: its handler has effects outside of the database
 }
 
-// Refusal returns why a decision about k would be refused at its moment: an [ErrKeyDecided] or an [ErrOwnerLives], or nil.
-// The owner of a run may also live after its lease, which only [Keys.Complete] and [Keys.Release] find out.
+// Refusal returns why a decision about k would be refused at its moment: an [ErrKeyDecided] or an [ErrOwnerLives], or
+// nil. The owner of a run may also live after its lease, which only [Keys.Complete] and [Keys.Release] find out.
 func (k *KeyRecord) Refusal() error {
 	switch {
 	case k.State == RequestUnknown && k.endless:
@@ -81,8 +81,8 @@ func (k *KeyRecord) Refusal() error {
 // A KeyFilter picks unknown outcomes. One matches if it matches every field that is not empty.
 type KeyFilter struct{ Namespace, Scope string }
 
-// A KeyRef names the record of a key: by its Digest or, if that is empty, by its Key, with the Namespace and the Scope where
-// several have this key.
+// A KeyRef names the record of a key: by its Digest or, if that is empty, by its Key, with the Namespace and the Scope
+// where several have this key.
 type KeyRef struct {
 	Digest                string
 	Namespace, Scope, Key string
@@ -103,8 +103,8 @@ func (e *AmbiguousKeyError) Error() string {
 	return "operator: the key has several records; name one by its digest: " + strings.Join(e.Digests, ", ")
 }
 
-// Keys lists the requests whose outcome is unknown, in the idempotency keys of a schema, and applies decisions about them.
-// Any number of goroutines may use it.
+// Keys lists the requests whose outcome is unknown, in the idempotency keys of a schema, and applies decisions about
+// them. Any number of goroutines may use it.
 type Keys struct {
 	engine
 	sql keyQueries
@@ -128,15 +128,17 @@ func NewKeys(db *pgxpool.Pool, opts *Options) (*Keys, error) {
 }
 
 // List returns the unknown outcomes that filter picks, in the order of namespace, scope and key: those behind after, at
-// most limit and at most [MaxList]. It begins with the zero KeyRecord and goes on with the last one. It takes no lock, and
-// lists as well an owner that lives and has not renewed its lease.
+// most limit and at most [MaxList]. For the first page, after is the zero KeyRecord; for each further one, the last
+// record of the page before. List takes no lock. It may also list a run whose owner lives and has not renewed its
+// lease.
 func (k *Keys) List(ctx context.Context, filter KeyFilter, after KeyRecord, limit int) (all []KeyRecord, err error) {
 	all, err = k.readKeys(ctx, k.sql.list, after.Namespace, after.Scope, after.Key, filter.Namespace, filter.Scope, min(limit, MaxList))
 	return all, wrapKeyError("list keys", err)
 }
 
-// Find returns the record that ref names. A digest is looked for among the records without an end: unknown outcomes, and
-// requests that may become one. A key is found in every state. Its errors are [ErrNoKey], and an [AmbiguousKeyError].
+// Find returns the record that ref names. A digest is looked for among the records that do not expire: unknown
+// outcomes, and running requests that may become one. A key is found in every state. Its errors are [ErrNoKey], and an
+// [AmbiguousKeyError].
 func (k *Keys) Find(ctx context.Context, ref KeyRef) (KeyRecord, error) {
 	var found []KeyRecord
 	var err error
@@ -209,13 +211,13 @@ func scanKey(row pgx.CollectableRow) (k KeyRecord, err error) {
 	return k, err
 }
 
-// Complete stores a as the answer to the retries of the request of shown, for ttl; 0 means [DefaultKeyTTL]. The record is
-// changed and the journal is written in one transaction. If two callers race, one of them decides. The body is stored as
-// it is, also by a service that seals its responses.
+// Complete stores a as the answer to the retries of shown's request, for ttl; 0 means [DefaultKeyTTL]. One transaction
+// changes the record and writes the journal. If two callers race, one of them decides. The body is stored as it is,
+// even if the service seals its responses.
 //
-// The errors are [ErrInvalid], [ErrOwnerLives], [ErrNoJournal], and [ErrKeyDecided] if the record is not the run that was
-// shown any more. Then nothing has changed. After an error of COMMIT that does not come from the server it is unknown
-// whether the record has changed; a repeated call tells, by ErrKeyDecided.
+// The errors are [ErrInvalid], [ErrOwnerLives], [ErrNoJournal], and [ErrKeyDecided] if the outcome of the run that was
+// shown is known, or if another run has begun. After them nothing has changed. After an error of COMMIT that does not
+// come from the server it is unknown whether the record has changed; a repeated call returns ErrKeyDecided if it has.
 func (k *Keys) Complete(ctx context.Context, shown KeyRecord, a KeyAnswer, ttl time.Duration) error {
 	if err := a.Check(); err != nil {
 		return err
@@ -243,9 +245,9 @@ func (a *KeyAnswer) Check() error {
 	return nil
 }
 
-// Release lets the request of shown run again at its next retry. Decide so only if it is certain that its earlier run had
-// no effect, or that another run is harmless. The record lives for ttl; 0 means [DefaultKeyTTL]. Another request with this
-// key is refused meanwhile, as always. The rest is as for [Keys.Complete].
+// Release lets shown's request run again at its next retry. Call it only if it is certain that the earlier run had no
+// effect, or that another run is harmless. The record lives for ttl; 0 means [DefaultKeyTTL]. Meanwhile a different
+// request with this key is refused, as always. Errors and races are those of [Keys.Complete].
 func (k *Keys) Release(ctx context.Context, shown KeyRecord, ttl time.Duration) error {
 	return k.settle(ctx, "keys release", &shown, nil, ttl)
 }
@@ -297,7 +299,7 @@ func wrapKeyError(what string, err error) error {
 	return fmt.Errorf("operator: %s: %w", what, err)
 }
 
-// explainUnchanged returns why keysql.Settle has changed nothing.
+// explainUnchanged returns why keysql.Settle changed nothing.
 func (k *Keys) explainUnchanged(ctx context.Context, tx pgx.Tx, shown *KeyRecord) error {
 	rows, _ := tx.Query(ctx, k.sql.read, shown.Namespace, shown.Scope, shown.Key)
 	is, err := pgx.CollectExactlyOneRow(rows, scanKey)

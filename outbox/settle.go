@@ -85,8 +85,8 @@ func (s *settler) isCheckpointOlderThan(d time.Duration) bool {
 	return s.window.settled > 0 && time.Since(s.unwrittenSince) >= d
 }
 
-// queueDueCheckpoint adds the checkpoint to batch if it is due. Call confirm after the batch: it returns errOvertaken if
-// another relay has taken over.
+// queueDueCheckpoint adds the checkpoint to batch if it is due. Call confirm after the batch: it returns errOvertaken
+// if another relay has taken over.
 func (s *settler) queueDueCheckpoint(batch *pgx.Batch) (confirm func() error) {
 	if !s.isCheckpointOlderThan(checkpointPause) && !s.window.hasManySettled() {
 		return func() error { return nil }
@@ -364,14 +364,16 @@ func (r *refusalLog) admitLine(topic string, now time.Time) (unsaid int, log boo
 	return unsaid, true
 }
 
-// sqlHoldMessages copies messages of the log into outbox_held: refused ones with the time at
-// which they are due again, and those that wait behind one until they are the first. A message
-// that is there already was copied by a transaction whose outcome was not known.
+// sqlHoldMessages copies messages of the log into outbox_held: refused messages with the time at which they are due
+// again, and the messages behind them, which wait until they are the first of their key. A message that outbox_held
+// already has was copied by a transaction whose outcome was not known.
 //
 // The messages of a key are held in the order of their ids, and an id may come twice (see pg.IDSequence). So a message
-// whose id another one has gets a new id, and so does each later message of its key while it is held.
-// It returns the messages that were held under a new id, or are not in the log any more. (The ids $1 stand twice: a join alone may
-// read the whole leaf, by a plan that was made while the leaf was empty.)
+// whose id another held message has gets a new id. So does each later message of its key while that one is held. The
+// statement returns the messages that it holds under a new id, and those that the log no longer has.
+//
+// The ids $1 are also a condition of each leaf: with a plan that was made while a leaf was empty, a join alone may read
+// the whole leaf.
 const sqlHoldMessages = `
 WITH asked AS (
 	SELECT * FROM unnest($1::bigint[], $6::uuid[], $2::text[], $3::bigint[], $4::int[], $5::text[])
@@ -443,9 +445,9 @@ SET state = 'waiting', due_at = clock_timestamp() + o.wait * interval '1 microse
 FROM unnest($1::bigint[], $2::bigint[], $3::text[]) o (id, wait, reason)
 WHERE h.id = o.id AND ` + outboxsql.Retried + ` AND h.id = ANY (ARRAY` + sqlUnlockedHeld + `)`
 
-// sqlCheckpoint notes how far the log is published, unless the tenure is over. If another relay
-// takes over at this very moment, the row has the older epoch and is not read again. {commit} is empty, or the source of
-// the row: sqlCommitLate, which then needs no statement for itself.
+// sqlCheckpoint notes how far the log is published, unless the tenure is over. If another relay takes over at this very
+// moment, the row has the older epoch and is not read again. {commit} is empty, or the source of the row:
+// sqlCommitLate, which then needs no statement for itself.
 const sqlCheckpoint = `
 INSERT INTO {schema}.{cursor} (epoch, seq, from_snapshot, to_snapshot, last_id)
 SELECT $1, $2, $3, $4, $5{commit}

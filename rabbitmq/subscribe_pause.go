@@ -10,13 +10,13 @@ import (
 // messages in their order, and then another consumer of the queue gets them. A consumer that was cancelled instead
 // would make the broker send later messages of a key to the next one while earlier ones are in hand here.
 //
-// When Pause returns, no message is handed over any more. An ack or a nack of a message that was handed over before has
-// no effect, as after a lost channel, and its copy here stays usable. A broker that does not answer delays the return by
-// the connection's RequestTimeout; then the connection is dropped, which gives the messages back, too. Each message that
-// was sent ahead counts as delivered once more.
+// After Pause has returned, the subscriptions to topic send no message. An ack or a nack of an earlier message has no
+// effect, as after a lost channel; the message itself stays readable. A broker that does not answer delays the return
+// by the connection's RequestTimeout; then the connection is dropped, which gives the messages back, too. For the
+// broker, each message that it had sent counts as delivered once more.
 //
-// The subscriptions stay: their channels of messages are open. One that is made while the topic is paused waits for
-// Resume. Pausing a paused topic changes nothing, and Close ends paused subscriptions as well.
+// The subscriptions stay: their channels of messages are open. A subscription that is made while the topic is paused
+// waits for Resume. Pausing a paused topic changes nothing, and Close ends paused subscriptions as well.
 func (s *Subscriber) Pause(topic string) { s.stateOf(topic).pause.beginPause() }
 
 // Resume ends the effect of [Subscriber.Pause]. The subscriptions to topic consume again, behind consumers that have

@@ -16,14 +16,14 @@ import (
 	"github.com/sagamill/sagamill/internal/rediskey"
 )
 
-// An openRun is an entry of a scope's sorted set of runs with effects outside of the store that have not ended with a
-// known outcome. An entry is a JSON array of namespace, scope and key, and its score the end of the run's lease, or of the
-// run. So those whose outcome is unknown come first: they are counted for the limit of the scope, and listed for those who
-// decide.
+// An openRun is an entry of a scope's sorted set. The set has the runs with effects outside of the store whose outcome
+// is not known yet. A member is a JSON array of namespace, scope and key. Its score is the time at which the run, or
+// its lease, ends. So unknown outcomes, whose time has passed, come first: they are counted for the limit of the scope,
+// and listed for those who decide.
 //
-// The entry is made after the claim and before the handler runs, and removed after the record has its outcome, if no other
-// run has it by then. A crash leaves an entry too many, which the next look at it removes. A retry that finds an unknown
-// outcome makes a missing entry again.
+// The entry is made after the claim and before the handler runs. It is removed after the record has its outcome, unless
+// another run has the entry by then. A crash can leave an entry behind, which the next look at it removes. A retry that
+// finds an unknown outcome makes a missing entry again.
 type openRun struct {
 	set, member string
 	score       string // as this run has set it
@@ -37,8 +37,8 @@ func (s *Store) openRunOf(id idemkey.Identity) *openRun {
 	return &openRun{set: rediskey.Of(s.opts.Prefix+openRunsInfix, idemkey.Identity{Namespace: id.Namespace, Scope: id.Scope}), member: string(member)}
 }
 
-// scriptEnter sets the end of member ARGV[1] to ARGV[2] ms from now, if its score is ARGV[3] or that is empty. It returns
-// the score, and how many entries are over.
+// scriptEnter sets the end of member ARGV[1] to ARGV[2] ms from now, if its score is ARGV[3], or if ARGV[3] is empty.
+// It returns the new score, and how many entries are over: their time has passed.
 var scriptEnter = redis.NewScript(luaNow + `
 local is = redis.call('ZSCORE', KEYS[1], ARGV[1])
 local score = string.format('%.0f', now + tonumber(ARGV[2]))
@@ -60,7 +60,7 @@ var scriptOver = redis.NewScript(luaNow + `
 return redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', string.format('%.0f', now), 'WITHSCORES', 'LIMIT', 0, ARGV[1])
 `)
 
-// setEnd lets the run's lease end so long from now, and returns how many entries of the set are over.
+// setEnd lets the run's lease end after left, and returns how many entries of the set are over.
 func (o *openRun) setEnd(ctx context.Context, s *Store, left time.Duration) (over int, err error) {
 	reply, err := s.callScript(ctx, scriptEnter, o.set, o.member, milliseconds(left), o.score).Slice()
 	if err != nil {
@@ -89,8 +89,8 @@ func (o *openRun) remove(ctx context.Context, s *Store) {
 	}
 }
 
-// enterOpenRun notes e's run before its handler runs. If that fails, or a new key is one too many, the claim is given back
-// by undo.
+// enterOpenRun notes e's run before its handler runs. If that fails, or a new key is over the limit of the scope, the
+// claim is released with the mode undo.
 func (s *Store) enterOpenRun(ctx context.Context, e *execution, c *idemkey.Claim, attempt int, undo idemkey.ReleaseMode) error {
 	if e.open == nil {
 		return nil
@@ -134,8 +134,8 @@ type openRecord struct {
 // maxOpenRuns is how many entries of a scope are looked at.
 const maxOpenRuns = 10_000
 
-// eachOpenRun calls found for each unknown outcome of a set until that returns an error, and removes the entries of others.
-// An entry or record that cannot be read is passed over, and the error returned in the end.
+// eachOpenRun calls found for each unknown outcome of a set, until found returns an error. It removes entries whose
+// outcome is known. An entry or record that cannot be read is skipped, and its error returned in the end.
 func (s *Store) eachOpenRun(ctx context.Context, set string, found func(*openRecord) error) error {
 	over, err := s.callScript(ctx, scriptOver, set, maxOpenRuns).StringSlice()
 	if err != nil {
@@ -178,9 +178,9 @@ func (s *Store) readOpenRun(ctx context.Context, set, member, score string) (*op
 	return nil, s.callScript(ctx, scriptLeave, set, member, score).Err()
 }
 
-// EachUnknown calls found for each unknown outcome. It looks through the names of all keys of Redis for the sets that list
-// them, which takes a second for some million keys and blocks nobody. What cannot be read is passed over, and the error
-// returned in the end.
+// EachUnknown calls found for each unknown outcome. It looks through the names of all keys of Redis for the sets that
+// list them, which takes a second for some million keys and does not block Redis. What cannot be read is skipped, and
+// its error returned in the end.
 func (s *Store) EachUnknown(ctx context.Context, found func(idemkey.UnknownOutcome) error) error {
 	report := func(r *openRecord) error {
 		return found(idemkey.UnknownOutcome{ID: r.id, Attempt: r.Attempt, Since: time.Now().Add(-r.Age), Over: r.over, Token: r.token, FPAlg: r.FP.Alg})
@@ -238,9 +238,9 @@ func (s *Store) Settle(ctx context.Context, u idemkey.UnknownOutcome, r *idemkey
 	return nil
 }
 
-// scriptSettle ends the unknown outcome of the run with token ARGV[1]. The token becomes ARGV[8], so that an owner that has
-// been cut off cannot end its run after that. Sent twice, it finds its own token. A lease that ended at 0 says of a failed
-// record that it was decided.
+// scriptSettle ends the unknown outcome of the run with token ARGV[1]. The token becomes ARGV[8], so that an owner that
+// was cut off cannot end its run after that. If the script is sent twice, the second one finds its own token and
+// reports success. A failed record with a lease_until of 0 was decided.
 var scriptSettle = redis.NewScript(luaLive + `
 local r = redis.call('HMGET', KEYS[1], 'token', 'state', 'lease_until', 'expires_at')
 if r[1] == ARGV[8] then return 1 end
@@ -253,8 +253,8 @@ live(tonumber(ARGV[7]), 0)
 return 1
 `)
 
-// scriptKeep lets the record with token ARGV[1] never expire, whose outcome is unknown: it was claimed by a handler that was
-// said to have no effects outside of the store.
+// scriptKeep makes the record with token ARGV[1], whose outcome is unknown, never expire. Its route had no
+// ExternalEffects when it was claimed.
 var scriptKeep = redis.NewScript(luaLive + `
 local r = redis.call('HMGET', KEYS[1], 'token', 'state')
 if r[1] ~= ARGV[1] or r[2] ~= '1' and r[2] ~= '5' then return 0 end

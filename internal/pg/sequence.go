@@ -12,7 +12,7 @@ import (
 	"github.com/sagamill/sagamill/internal/sqlschema"
 )
 
-// sequenceMargin is how far behind the largest id a sequence is set. Transactions that take numbers while it is raised
+// sequenceMargin is how far above the largest id a sequence is set. Transactions that take numbers while it is raised
 // take far fewer, so that no number comes a second time.
 const sequenceMargin = 1_000_000
 
@@ -24,7 +24,7 @@ type IDSequence struct {
 	Tables []string
 }
 
-// IDSequences are all of sagamill.
+// IDSequences are all sequences of ids in a schema of sagamill.
 var IDSequences = []IDSequence{
 	{"outbox_id_seq", []string{"outbox_0", "outbox_1", "outbox_2", "outbox_other", "outbox_held"}},
 	{"parked_id_seq", []string{"parked"}},
@@ -53,7 +53,8 @@ func (e *SequenceError) Error() string {
 func (e *SequenceError) Unwrap() error { return e.Err }
 
 // sqlRead returns a statement that reads the last value of the sequence, and the largest id of its rows. It reads the
-// sequence as a table, which is an error without the right to: pg_sequence_last_value is null then, since PostgreSQL 17.
+// sequence as a table, which fails without the right to do so. pg_sequence_last_value would return null, since
+// PostgreSQL 17.
 func (s *IDSequence) sqlRead() string {
 	largest := make([]string, len(s.Tables))
 	for i, table := range s.Tables {
@@ -71,8 +72,8 @@ func (s *IDSequence) Read(ctx context.Context, db Querier, schema string) (last,
 	return last, largest, nil
 }
 
-// Raise sets the sequence behind the largest id of its rows if it is not there, and reports whether it has. Its error is
-// a [*SequenceError] if tx may not do so. A sequence is no part of a transaction: it stays raised after a ROLLBACK.
+// Raise sets a sequence that is behind its rows to the largest id plus sequenceMargin, and reports whether it did. Its
+// error is a [*SequenceError] if tx may not do so. A ROLLBACK does not undo it: a sequence is no part of a transaction.
 func (s *IDSequence) Raise(ctx context.Context, tx pgx.Tx, schema string) (raised bool, err error) {
 	last, largest, err := s.Read(ctx, tx, schema)
 	if err != nil || last >= largest {
@@ -101,7 +102,8 @@ const (
 	noPrivilege     = "42501"
 )
 
-// takenFrom returns the sequence whose number err, an error of an INSERT, has found taken.
+// takenFrom returns the sequence whose number was already taken, if err, the error of an INSERT, says so. Else it
+// returns nil.
 func takenFrom(err error) (s *IDSequence, schema string) {
 	var said *pgconn.PgError
 	if !errors.As(err, &said) || said.Code != uniqueViolation || said.ConstraintName != said.TableName+"_pkey" {
@@ -117,8 +119,8 @@ func takenFrom(err error) (s *IDSequence, schema string) {
 	return nil, ""
 }
 
-// RaiseIfTaken returns err, the error of a transaction on conn that is over. If an INSERT has found its id taken, the
-// sequence is raised, so that the transaction can be repeated, and the error says so.
+// RaiseIfTaken returns err, the error of a transaction on conn that has ended. If err is that of an INSERT whose id was
+// taken, RaiseIfTaken raises the sequence, so that the transaction can be repeated, and the returned error says so.
 func RaiseIfTaken(ctx context.Context, conn *pgx.Conn, err error) error {
 	sequence, schema := takenFrom(err)
 	if sequence == nil || conn.IsClosed() || conn.PgConn().TxStatus() != 'I' {
