@@ -280,7 +280,7 @@ func (m *Memory) listUnknown() (all []UnknownOutcome) {
 	for _, scope := range m.external {
 		for e := range scope {
 			if e.isUnknown(now) {
-				all = append(all, UnknownOutcome{ID: e.id, Attempt: e.rec.Attempt, Since: e.created, Over: now.Sub(e.leaseUntil), Token: e.token(), FPAlg: e.rec.FP.Alg})
+				all = append(all, UnknownOutcome{ID: e.id, Attempt: e.rec.Attempt, Since: e.created, EndedFor: now.Sub(e.leaseUntil), Token: e.token(), FPAlg: e.rec.FP.Alg})
 			}
 		}
 	}

@@ -15,12 +15,12 @@ import (
 // An UnknownOutcome is a record whose outcome is not known: its run was released with [Hold], or the run's owner has
 // vanished.
 type UnknownOutcome struct {
-	ID      Identity
-	Attempt int           // the run whose outcome is unknown
-	Since   time.Time     // when the key was claimed first, by the store's clock
-	Over    time.Duration // time since the run, or the lease of its vanished owner, ended
-	Token   string        // names the run that a decision is about
-	FPAlg   string        // of the record's [Fingerprint]
+	ID       Identity
+	Attempt  int           // the run whose outcome is unknown
+	Since    time.Time     // when the key was claimed first, by the store's clock
+	EndedFor time.Duration // time since the run, or the lease of its vanished owner, ended
+	Token    string        // names the run that a decision is about
+	FPAlg    string        // of the record's [Fingerprint]
 }
 
 // An Arbiter is a [Store] that lists unknown outcomes and takes decisions about them.
@@ -103,7 +103,7 @@ func (r *Reconciler) Run(ctx context.Context) {
 func (r *Reconciler) Reconcile(ctx context.Context) (settled int, err error) {
 	var first error
 	err = r.store.EachUnknown(ctx, func(u UnknownOutcome) error {
-		if !r.isOurs(u.ID) || u.Over < r.opts.After {
+		if !r.isOurs(u.ID) || u.EndedFor < r.opts.After {
 			return nil
 		}
 		done, err := r.settleOne(ctx, u)

@@ -23,8 +23,8 @@ import (
 
 // The errors of [Keys]. After each of them nothing has changed.
 var (
-	// ErrNoKeys reports a schema without idempotency keys.
-	ErrNoKeys = errors.New("operator: the schema has no idempotency keys; those in Redis are decided by an idemkey.Reconciler, or by a program that calls idemredis.Store.Settle")
+	// ErrNoKeyTable reports a schema without idempotency keys.
+	ErrNoKeyTable = errors.New("operator: the schema has no idempotency keys; those in Redis are decided by an idemkey.Reconciler, or by a program that calls idemredis.Store.Settle")
 
 	// ErrNoKey reports that no record has this key, or that no open one has this digest.
 	ErrNoKey = errors.New("operator: there is no such key; a digest finds only keys whose outcome is unknown or that run, so name any other by the key itself")
@@ -197,10 +197,10 @@ func (k *Keys) readKeys(ctx context.Context, statement string, args ...any) (all
 	return all, explainKeys(err)
 }
 
-// explainKeys returns err, which says that a table is missing, as an [ErrNoKeys].
+// explainKeys returns err, which says that a table is missing, as an [ErrNoKeyTable].
 func explainKeys(err error) error {
 	if sqlschema.Missing(err) {
-		return fmt.Errorf("%w: %w", ErrNoKeys, err)
+		return fmt.Errorf("%w: %w", ErrNoKeyTable, err)
 	}
 	return sqlschema.Explain(err)
 }
@@ -291,7 +291,7 @@ func (k *Keys) settle(ctx context.Context, verb string, shown *KeyRecord, r *ide
 
 // wrapKeyError says what failed, unless err says it.
 func wrapKeyError(what string, err error) error {
-	for _, own := range []error{nil, ErrInvalid, ErrNoKeys, ErrNoKey, ErrKeyDecided, ErrOwnerLives, ErrNoJournal} {
+	for _, own := range []error{nil, ErrInvalid, ErrNoKeyTable, ErrNoKey, ErrKeyDecided, ErrOwnerLives, ErrNoJournal} {
 		if errors.Is(err, own) {
 			return err
 		}

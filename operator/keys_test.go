@@ -290,7 +290,7 @@ func TestASchemaWithoutKeys(t *testing.T) {
 	_, listed := k.List(t.Context(), KeyFilter{}, KeyRecord{}, 10)
 	_, found := k.Find(t.Context(), KeyRef{Digest: "0123456789ab"})
 	for _, err := range []error{listed, found, k.Release(t.Context(), KeyRecord{Key: "k", Token: "00000000-0000-0000-0000-000000000000"}, 0)} {
-		if !errors.Is(err, ErrNoKeys) || !strings.Contains(err.Error(), "idemredis.Store.Settle") || !strings.Contains(err.Error(), "idemkey.Reconciler") {
+		if !errors.Is(err, ErrNoKeyTable) || !strings.Contains(err.Error(), "idemredis.Store.Settle") || !strings.Contains(err.Error(), "idemkey.Reconciler") {
 			t.Errorf("%v", err)
 		}
 	}

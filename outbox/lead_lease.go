@@ -68,7 +68,7 @@ func (l lease) takeOverOnce(ctx context.Context) (t tenure, err error) {
 		if err := l.readStart(ctx, tx, s, &t); err != nil {
 			return err
 		}
-		if raised, err = pg.Outbox.Raise(ctx, tx, l.opts.Schema); err != nil {
+		if raised, err = pg.OutboxSequence.Raise(ctx, tx, l.opts.Schema); err != nil {
 			return err
 		}
 		t.until = time.Now().Add(l.opts.Lease)

@@ -82,7 +82,7 @@ func (r *Relay) Stats(ctx context.Context) (s Stats, err error) {
 			return err
 		}
 		s.OldestDead = time.Duration(oldest * float64(time.Second))
-		last, largest, err := pg.Outbox.Read(ctx, tx, r.opts.Schema)
+		last, largest, err := pg.OutboxSequence.Read(ctx, tx, r.opts.Schema)
 		if err != nil {
 			return err
 		}

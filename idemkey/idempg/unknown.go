@@ -41,7 +41,7 @@ func scanUnknown(row pgx.CollectableRow) (u idemkey.UnknownOutcome, err error) {
 	var token pgtype.UUID
 	var over float64
 	err = row.Scan(&u.ID.Namespace, &u.ID.Scope, &u.ID.Key, &u.Attempt, &u.Since, &over, &token, &u.FPAlg)
-	u.Token, u.Over = token.String(), time.Duration(over*float64(time.Second))
+	u.Token, u.EndedFor = token.String(), time.Duration(over*float64(time.Second))
 	return u, err
 }
 

@@ -183,7 +183,7 @@ func (s *Store) readOpenRun(ctx context.Context, set, member, score string) (*op
 // its error returned in the end.
 func (s *Store) EachUnknown(ctx context.Context, found func(idemkey.UnknownOutcome) error) error {
 	report := func(r *openRecord) error {
-		return found(idemkey.UnknownOutcome{ID: r.id, Attempt: r.Attempt, Since: time.Now().Add(-r.Age), Over: r.over, Token: r.token, FPAlg: r.FP.Alg})
+		return found(idemkey.UnknownOutcome{ID: r.id, Attempt: r.Attempt, Since: time.Now().Add(-r.Age), EndedFor: r.over, Token: r.token, FPAlg: r.FP.Alg})
 	}
 	scan := func(ctx context.Context, node redis.UniversalClient) error {
 		var unread error

@@ -32,8 +32,8 @@ var IDSequences = []IDSequence{
 	{"operator_journal_id_seq", []string{"operator_journal"}},
 }
 
-// Outbox is the first of IDSequences.
-var Outbox = &IDSequences[0]
+// OutboxSequence is the first of IDSequences.
+var OutboxSequence = &IDSequences[0]
 
 // A SequenceError reports a sequence that is behind its rows, and that could not be raised. Its next numbers may be ids
 // of existing rows.
