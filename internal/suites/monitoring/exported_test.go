@@ -167,7 +167,7 @@ var fixed = map[string][]string{
 		idemkey.ResultRecovered, idemkey.ResultInProgress, idemkey.ResultMismatch, idemkey.ResultMissing, idemkey.ResultInvalid,
 		idemkey.ResultUnauthorized, idemkey.ResultTooLarge, idemkey.ResultExpired, idemkey.ResultTombstone, idemkey.ResultUnknown,
 		idemkey.ResultUnavailable, idemkey.ResultCapacity, idemkey.ResultCorrupt, idemkey.ResultFingerprintUnknown, idemkey.ResultMisconfigured),
-	"idemkey_outcome": texts(idemkey.OutcomeKept, idemkey.OutcomeRejected, idemkey.OutcomeFailed, idemkey.OutcomeAmended,
+	"idemkey_outcome": texts(idemkey.OutcomeKept, idemkey.OutcomeRejected, idemkey.OutcomeFailed, idemkey.OutcomeAmended, idemkey.OutcomeHeld,
 		idemkey.OutcomeLost, idemkey.OutcomeUnknown, idemkey.OutcomeUnkept),
 }
 
