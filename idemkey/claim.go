@@ -167,7 +167,7 @@ func (c *claimer) recoverOutcome(claim Claim, unknown Decision) (ruling, error) 
 		c.noteError(err)
 		return ruling{Decision: unknown}, nil
 	}
-	claim.Recovered = unknown.Attempt
+	claim.Recovered = unknown.Run
 	d, err := c.askStore(claim)
 	if err != nil || d.Kind != KindProceed {
 		resp = nil

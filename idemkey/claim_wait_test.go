@@ -177,8 +177,8 @@ func (lockedSealer) Open(_, _ []byte, _ string) (plain []byte, err error) { retu
 type vanished struct{ stub }
 
 func (v *vanished) Begin(ctx context.Context, c idemkey.Claim) (idemkey.Decision, error) {
-	if c.External && c.Recovered != 1 {
-		return idemkey.Decision{Kind: idemkey.KindUnknown, Attempt: 1}, nil
+	if c.External && c.Recovered != "run" {
+		return idemkey.Decision{Kind: idemkey.KindUnknown, Attempt: 1, Run: "run"}, nil
 	}
 	return v.stub.Begin(ctx, c)
 }

@@ -100,7 +100,7 @@ func (m *Memory) Begin(_ context.Context, c Claim) (Decision, error) {
 	kind := c.Judge(&rec)
 	if kind == KindProceed {
 		d := m.claimEntry(e, c, c.NextAttempt(&rec), now)
-		d.TookOver = c.TakesOver(&rec)
+		d.TookOver, d.Unsettled = c.TakesOver(&rec), c.LeavesUnknown(&rec)
 		return d, nil
 	}
 	if kind == KindUnknown && c.External && !rec.ExpiresAt.IsZero() && e.isUnknown(now) { // it was claimed without External
@@ -137,7 +137,7 @@ func (r *Record) decisionOf(kind Kind) Decision {
 		return Decision{Kind: kind, RetryAfter: r.LeaseLeft}
 	}
 	if kind == KindUnknown {
-		return Decision{Kind: kind, Attempt: r.Attempt}
+		return Decision{Kind: kind, Attempt: r.Attempt, Run: r.Run}
 	}
 	if kind == KindFingerprintUnknown {
 		return Decision{Kind: kind, FPAlg: r.FP.Alg}
@@ -190,7 +190,7 @@ func (m *Memory) claimEntry(e *entry, c Claim, attempt int, now time.Time) Decis
 	if attempt == 1 {
 		e.incarnation, e.created = sagaid.NewLife(e.id.Namespace, e.id.Scope, e.id.Key, c.TTL).Incarnation(now), now
 	}
-	e.rec = Record{State: StateInProgress, FP: c.FP, Attempt: attempt, ExpiresAt: now.Add(c.TTL)}
+	e.rec = Record{State: StateInProgress, FP: c.FP, Attempt: attempt, Run: rand.Text(), ExpiresAt: now.Add(c.TTL)}
 	e.ttl, e.failed = 0, c.FailedTTL
 	scope := e.id.withoutKey()
 	if c.External {
@@ -280,7 +280,7 @@ func (m *Memory) listUnknown() (all []UnknownOutcome) {
 	for _, scope := range m.external {
 		for e := range scope {
 			if e.isUnknown(now) {
-				all = append(all, UnknownOutcome{ID: e.id, Attempt: e.rec.Attempt, Since: e.created, EndedFor: now.Sub(e.leaseUntil), Token: e.token(), FPAlg: e.rec.FP.Alg})
+				all = append(all, UnknownOutcome{ID: e.id, Attempt: e.rec.Attempt, Since: e.created, EndedFor: now.Sub(e.leaseUntil), Token: e.rec.Run, FPAlg: e.rec.FP.Alg})
 			}
 		}
 	}
@@ -292,19 +292,16 @@ func (e *entry) isUnknown(now time.Time) bool {
 	return e.rec.State == StateUnknown || e.rec.State == StateInProgress && !now.Before(e.leaseUntil)
 }
 
-// token names the run of e in this process.
-func (e *entry) token() string { return fmt.Sprintf("%p %d", e, e.rec.Attempt) }
-
 // Settle ends the unknown outcome u.
 func (m *Memory) Settle(_ context.Context, u UnknownOutcome, r *Response, ttl time.Duration) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	e := m.entries[u.ID]
-	if e == nil || e.token() != u.Token || !m.external[u.ID.withoutKey()][e] || !e.isUnknown(m.now()) {
+	if e == nil || e.rec.Run != u.Token || !m.external[u.ID.withoutKey()][e] || !e.isUnknown(m.now()) {
 		return ErrDecided
 	}
 	e.owner = nil
-	e.rec.State, e.rec.Decided = StateFailed, true
+	e.rec.State, e.rec.Decided, e.rec.Run = StateFailed, true, rand.Text()
 	if r != nil {
 		e.rec.State, e.rec.Response = r.State(), r.cloneResponse()
 	}

@@ -101,17 +101,18 @@ var errNotReturned = errors.New("idemkey: the handler, or a function of the opti
 // A recorder makes the outcome of one request durable, and only then lets it be answered.
 type recorder struct {
 	*request
-	answers answerer
-	open    Execution // nil: the store was told the outcome, or nothing was claimed
-	asked   time.Time // see ruling
-	entered bool      // the handler was called
-	lost    bool      // another owner took over while the handler ran
-	misuse  *buffer   // the answer that is kept where the handler ended the transaction itself; nil: no such record
+	answers   answerer
+	open      Execution // nil: the store was told the outcome, or nothing was claimed
+	asked     time.Time // see ruling
+	entered   bool      // the handler was called
+	unsettled bool      // see [Decision].Unsettled
+	lost      bool      // another owner took over while the handler ran
+	misuse    *buffer   // the answer that is kept where the handler ended the transaction itself; nil: no such record
 }
 
 // openExecution makes the recorder responsible for the end of a claimed execution.
 func (c *recorder) openExecution(found ruling) {
-	c.open, c.asked = found.Exec, found.asked
+	c.open, c.asked, c.unsettled = found.Exec, found.asked, found.Unsettled
 	c.event.Result, c.event.Attempt, c.event.TookOver = ResultFirst, found.Attempt, found.TookOver
 	switch {
 	case c.id.Key == "":
@@ -226,8 +227,9 @@ func (c *recorder) wakeWaiters() {
 // releaseKey rolls back and lets the key go. If the store cannot be told, the key is free once its lease has
 // run out: that delays a retry and has no other effect.
 func (c *recorder) releaseKey(mode ReleaseMode, status int) error {
-	if mode == Bound && c.claim.External && c.entered && c.claim.MaxAttempts > 0 && c.event.Attempt >= c.claim.MaxAttempts {
-		mode = Hold // retries are answered so from now on, and its record must not expire
+	last := mode == Bound && c.claim.External && c.entered && c.claim.MaxAttempts > 0 && c.event.Attempt >= c.claim.MaxAttempts
+	if last || c.unsettled { // retries are answered so from now on; or an earlier run may have had its effects
+		mode = Hold
 	}
 	ctx, cancel := context.WithTimeout(c.detachedContext(), c.m.opts.Limits.CompleteTimeout)
 	defer cancel()

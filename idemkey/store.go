@@ -80,7 +80,7 @@ type Claim struct {
 	// the outcome is known; TTL begins then. A run whose owner has vanished, or that was released with [Hold], is
 	// KindUnknown and is not taken over, but for the two exceptions below.
 	External   bool
-	Recovered  int           // the attempt whose outcome has been found out, which may be taken over; 0: none
+	Recovered  string        // the [Record].Run whose outcome has been found out, which may be taken over; empty: none
 	DedupesFor time.Duration // a run that can end within this time of the record's creation repeats no effect, so it may take over
 	MaxUnknown int           // with this many unknown outcomes in its scope, a new key is an [*UnknownLimitError]; 0: no limit
 
@@ -136,7 +136,8 @@ func findOddByte(s string) int {
 type Record struct {
 	State     State
 	FP        Fingerprint
-	Attempt   int // the run that is in progress, failed or completed; 1-based
+	Attempt   int    // the run that is in progress, failed or completed; 1-based
+	Run       string // names that run among all of the key; empty: none can be recovered
 	LeaseLeft time.Duration
 	Age       time.Duration // since it was made
 	LifeLeft  time.Duration // until it expires; 0: the store does not say
@@ -223,7 +224,9 @@ type Decision struct {
 	Incarnation string
 
 	Attempt    int       // of KindProceed, and the vanished one of KindUnknown; 1-based
+	Run        string    // of KindUnknown: the record's
 	TookOver   bool      // of KindProceed: the attempt before never ended; its owner has vanished
+	Unsettled  bool      // of KindProceed: see [Claim.LeavesUnknown]
 	ExpiresAt  time.Time // of KindProceed: when the record's life ends
 	Record     *Record
 	RetryAfter time.Duration
@@ -253,9 +256,9 @@ func (c *Claim) Judge(rec *Record) Kind {
 		return KindReplay
 	case rec.State == StateTombstone:
 		return KindNotRetained
-	case unknown && rec.Attempt != c.Recovered && rec.Age+c.ExecTimeout >= c.DedupesFor:
+	case unknown && !c.foundOut(rec) && rec.Age+c.ExecTimeout >= c.DedupesFor:
 		return KindUnknown
-	case c.MaxAttempts > 0 && rec.Attempt >= c.MaxAttempts && rec.Attempt != c.Recovered && !(rec.Decided && rec.State == StateFailed):
+	case c.MaxAttempts > 0 && rec.Attempt >= c.MaxAttempts && !c.foundOut(rec) && !(rec.Decided && rec.State == StateFailed):
 		return KindUnknown
 	}
 	return KindProceed
@@ -273,6 +276,16 @@ func (c *Claim) NextAttempt(rec *Record) int {
 // ended, and not one that failed. It is for [Decision].TookOver.
 func (c *Claim) TakesOver(rec *Record) bool {
 	return rec.State == StateInProgress && !rec.Expired
+}
+
+// foundOut reports whether rec's run is the one of Recovered. Its attempt alone would not tell: a key that was forgotten
+// begins with the first again.
+func (c *Claim) foundOut(rec *Record) bool { return c.Recovered != "" && rec.Run == c.Recovered }
+
+// LeavesUnknown reports whether the run that takes rec over follows one whose outcome is unknown, and was not found out. If
+// it fails, that says nothing of the earlier run: the outcome stays unknown. It is for [Decision].Unsettled.
+func (c *Claim) LeavesUnknown(rec *Record) bool {
+	return !c.foundOut(rec) && (rec.State == StateUnknown || rec.State == StateInProgress && c.External)
 }
 
 // matchesStored compares every algorithm that both sides know: a record made before

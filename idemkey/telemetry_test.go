@@ -238,8 +238,8 @@ func TestLogTellsNothing(t *testing.T) {
 type recoverable struct{ stub }
 
 func (s *recoverable) Begin(_ context.Context, c idemkey.Claim) (idemkey.Decision, error) {
-	if c.External && c.Recovered != 1 {
-		return idemkey.Decision{Kind: idemkey.KindUnknown, Attempt: 1}, nil
+	if c.External && c.Recovered != "run" {
+		return idemkey.Decision{Kind: idemkey.KindUnknown, Attempt: 1, Run: "run"}, nil
 	}
 	return idemkey.Decision{Kind: idemkey.KindProceed, Attempt: 2, TookOver: true, Exec: s}, nil
 }

@@ -202,6 +202,39 @@ func TestUpstreamPolicy(t *testing.T) {
 	}
 }
 
+// A run that fails within UpstreamDedupes says nothing of the one before it: once the upstream has forgotten the key, no
+// retry runs.
+func TestAFailureAfterAnUnknownOutcome(t *testing.T) {
+	t.Parallel()
+	for name, end := range map[string]func(http.ResponseWriter, *http.Request){
+		"retryable": func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(503) },
+		"amendable": func(w http.ResponseWriter, r *http.Request) {
+			idemkey.SetVerdict(r.Context(), idemkey.Amendable)
+			w.WriteHeader(422)
+		},
+		"problem": func(_ http.ResponseWriter, r *http.Request) { idemkey.Fail(r.Context(), &idemkey.Problem{Status: 429}) },
+	} {
+		store := newMemory(t, nil)
+		recognizes := newMiddleware(t, store, idemkey.Options{ExternalEffects: true, UpstreamDedupes: time.Hour})
+		forgotten := newMiddleware(t, store, idemkey.Options{ExternalEffects: true})
+		runs := 0
+		run := func(end func(http.ResponseWriter, *http.Request)) http.HandlerFunc {
+			return func(w http.ResponseWriter, r *http.Request) { runs++; end(w, r) }
+		}
+		send(t, recognizes, run(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(504) }), "k", "{}")
+		send(t, recognizes, run(end), "k", "{}")
+		if got := send(t, forgotten, run(end), "k", "{}"); got.status != 409 || got.code() != idemkey.CodeOutcomeUnknown || runs != 2 {
+			t.Errorf("%s: got %d %s after %d runs", name, got.status, got.code(), runs)
+		}
+		if send(t, recognizes, run(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(201) }), "k", "{}"); runs != 3 {
+			t.Errorf("%s: %d runs, want 3", name, runs)
+		}
+		if got := send(t, forgotten, run(end), "k", "{}"); got.status != 201 || runs != 3 {
+			t.Errorf("%s: a replay gets %d after %d runs", name, got.status, runs)
+		}
+	}
+}
+
 // A Reconciler asks about each unknown outcome of its namespace, and ends it by what it learns.
 func TestReconciler(t *testing.T) {
 	t.Parallel()

@@ -116,6 +116,24 @@ func TestFaultsOfTheUpstream(t *testing.T) {
 	})
 }
 
+// A request without a body reaches the upstream once, although net/http would send it again on another connection.
+func TestAnEmptyRequestIsSentOnce(t *testing.T) {
+	var requests atomic.Int32
+	upstream := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if requests.Add(1) == 2 {
+			cutting("")(w, r)
+			return
+		}
+		w.WriteHeader(http.StatusCreated)
+	})
+	s := newSite(t, newStore(t, "redis"), serve(t, upstream), nil)
+	s.expect("the first request", s.post("acme", "a", ""), 201, "")
+	s.expect("a request on its connection", s.post("acme", "b", ""), 502, "upstream-failed")
+	if n := requests.Load(); n != 2 {
+		t.Errorf("the upstream has got %d requests, want 2", n)
+	}
+}
+
 // An answer over the largest size is cut. On Redis, where the effects stand, it is known to be an answer; a transaction
 // has no outcome then.
 func TestAnAnswerOverTheLargestSize(t *testing.T) {

@@ -55,6 +55,7 @@ func Run(t *testing.T, open func(t *testing.T) Subject) {
 		"Settle":        testSettle,
 		"UnknownLater":  testUnknownLater,
 		"Decided":       testDecidedAttempts,
+		"FoundOutOnce":  testFoundOutOnce,
 		"Failed":        testFailed,
 		"MaxAttempts":   testMaxAttempts,
 		"Replay":        testReplay,
@@ -307,12 +308,13 @@ func testVanished(t *testing.T, s Subject) {
 	exec := beginAttempt(t, s, c, 2)
 	beginClaim(t, s, c, idemkey.KindInFlight)
 	s.Crash(t, c.ID, exec)
-	if d := beginClaim(t, s, c, idemkey.KindUnknown); d.Attempt != 2 {
+	d := beginClaim(t, s, c, idemkey.KindUnknown)
+	if d.Attempt != 2 {
 		t.Errorf("the vanished attempt is %d, want 2", d.Attempt)
 	}
-	c.Recovered = 1
-	beginClaim(t, s, c, idemkey.KindUnknown) // of another attempt than that which was found out
-	c.Recovered = 2
+	c.Recovered = "other"
+	beginClaim(t, s, c, idemkey.KindUnknown) // of another run than that which was found out
+	c.Recovered = d.Run
 	releaseBound(t, beginAttempt(t, s, c, 3))
 }
 

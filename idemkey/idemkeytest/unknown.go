@@ -44,9 +44,9 @@ func testUnknown(t *testing.T, s Subject) {
 	}
 	beginUnknown()
 
-	c.Recovered = 1
+	c.Recovered = beginClaim(t, s, c, idemkey.KindUnknown).Run
 	expectNoError(t, "Commit", beginAttempt(t, s, c, 2).Commit(t.Context(), richResponse()))
-	c.Recovered = 0
+	c.Recovered = ""
 	if d := beginClaim(t, s, c, idemkey.KindReplay); d.Record.ExpiresAt.Before(time.Now().Add(c.TTL/2)) || d.Record.ExpiresAt.After(time.Now().Add(2*c.TTL)) {
 		t.Errorf("the record expires at %v, want in about %v", d.Record.ExpiresAt, c.TTL)
 	}
@@ -92,7 +92,7 @@ func testUnknownLimit(t *testing.T, s Subject) {
 	expectNoError(t, "Commit", running.Commit(t.Context(), richResponse()))
 
 	found := claim("held")
-	found.Recovered = 1
+	found.Recovered = beginClaim(t, s, found, idemkey.KindUnknown).Run
 	expectNoError(t, "Commit", beginAttempt(t, s, found, 2).Commit(t.Context(), richResponse()))
 	expectNoError(t, "Commit", beginAttempt(t, s, claim("new"), 1).Commit(t.Context(), richResponse()))
 }
@@ -108,10 +108,14 @@ func testDedupes(t *testing.T, s Subject) {
 	beginClaim(t, s, c, idemkey.KindUnknown)
 	c.DedupesFor = time.Hour
 	c.MaxAttempts = 9
-	exec := beginAttempt(t, s, c, 2)
+	d := beginClaim(t, s, c, idemkey.KindProceed)
+	if d.Attempt != 2 || !d.Unsettled {
+		t.Errorf("attempt %d, unsettled %v; want 2, true", d.Attempt, d.Unsettled)
+	}
+	exec := d.Exec
 	s.Crash(t, c.ID, exec)
-	if d := beginClaim(t, s, c, idemkey.KindProceed); d.Attempt != 3 || !d.TookOver {
-		t.Errorf("attempt %d, took over %v; want 3, true", d.Attempt, d.TookOver)
+	if d := beginClaim(t, s, c, idemkey.KindProceed); d.Attempt != 3 || !d.TookOver || !d.Unsettled {
+		t.Errorf("attempt %d, took over %v, unsettled %v; want 3, true, true", d.Attempt, d.TookOver, d.Unsettled)
 	}
 }
 
@@ -213,8 +217,21 @@ func testDecidedAttempts(t *testing.T, s Subject) {
 	beginClaim(t, s, c, idemkey.KindUnknown)
 	expectNoError(t, "Settle", a.Settle(t.Context(), listUnknown(t, a)["k"], nil, time.Hour))
 	expectNoError(t, "Release", beginAttempt(t, s, c, 2).Release(t.Context(), idemkey.Hold, 504))
-	beginClaim(t, s, c, idemkey.KindUnknown)
-	c.Recovered = 2
+	c.Recovered = beginClaim(t, s, c, idemkey.KindUnknown).Run
 	expectNoError(t, "Commit", beginAttempt(t, s, c, 3).Commit(t.Context(), richResponse()))
 	beginClaim(t, s, c, idemkey.KindReplay)
+}
+
+// What was found out about a run does not concern that of a later record, whose attempt has the same number.
+func testFoundOutOnce(t *testing.T, s Subject) {
+	if s.traceless() {
+		return
+	}
+	c := external("k")
+	holdKey(t, s, c, 1)
+	found := c
+	found.Recovered = beginClaim(t, s, c, idemkey.KindUnknown).Run
+	expectNoError(t, "Release", beginAttempt(t, s, found, 2).Release(t.Context(), idemkey.Forget, 422))
+	holdKey(t, s, c, 1)
+	beginClaim(t, s, found, idemkey.KindUnknown)
 }

@@ -61,7 +61,7 @@ func (s *Store) claimLeased(ctx context.Context, e *execution, c *idemkey.Claim)
 			return inFlightDecision(0), s.checkHidden(ctx, e)
 		}
 		d, err := e.proceedLeased(ctx, c, attempt, life)
-		d.TookOver = d.Exec != nil && c.TakesOver(&rec.Record)
+		d.TookOver, d.Unsettled = d.Exec != nil && c.TakesOver(&rec.Record), d.Exec != nil && c.LeavesUnknown(&rec.Record)
 		return d, err
 	}
 	return inFlightDecision(0), s.checkHidden(ctx, e)

@@ -53,7 +53,7 @@ func scanRecord(row pgx.CollectableRow) (*storedRecord, error) {
 	)
 	err := row.Scan(&state, &r.FP.Sum, &r.FP.Alg, &r.token, &r.Attempt, &leaseUntil, &created, &expires, &now,
 		&status, &r.header, &r.Response.Body, &keyID)
-	r.Age = now.Sub(created)
+	r.Age, r.Run = now.Sub(created), r.token.String()
 	r.LeaseLeft = max(0, leaseUntil.Sub(now))
 	if expires.InfinityModifier == pgtype.Finite {
 		r.ExpiresAt, r.LifeLeft = expires.Time, max(0, expires.Time.Sub(now))
@@ -87,7 +87,7 @@ func (r *storedRecord) decisionOf(kind idemkey.Kind) (idemkey.Decision, error) {
 		}
 		return idemkey.Decision{Kind: kind, Record: &r.Record}, nil
 	case idemkey.KindUnknown:
-		return idemkey.Decision{Kind: kind, Attempt: r.Attempt}, nil
+		return idemkey.Decision{Kind: kind, Attempt: r.Attempt, Run: r.Run}, nil
 	case idemkey.KindFingerprintUnknown:
 		return idemkey.Decision{Kind: kind, FPAlg: r.FP.Alg}, nil
 	}

@@ -61,6 +61,7 @@ func decodeRecord(reply []any) (*storedRecord, error) {
 			State:     idemkey.State(d.readNumber(1, math.MaxUint8)),
 			FP:        idemkey.Fingerprint{Sum: []byte(d.readText(2)), Alg: d.readText(3)},
 			Attempt:   d.readNumber(5, math.MaxInt32),
+			Run:       d.readText(4),
 			LeaseLeft: time.Duration(d.readInteger(6)) * time.Millisecond,
 			ExpiresAt: expiryOf(d.readInteger(7)),
 			Age:       time.Duration(min(d.readInteger(13), maxAge)) * time.Millisecond,
@@ -106,7 +107,7 @@ func (r *storedRecord) decisionOf(kind idemkey.Kind) (idemkey.Decision, error) {
 		}
 		return idemkey.Decision{Kind: kind, Record: &r.Record}, nil
 	case idemkey.KindUnknown:
-		return idemkey.Decision{Kind: kind, Attempt: r.Attempt}, nil
+		return idemkey.Decision{Kind: kind, Attempt: r.Attempt, Run: r.Run}, nil
 	case idemkey.KindFingerprintUnknown:
 		return idemkey.Decision{Kind: kind, FPAlg: r.FP.Alg}, nil
 	}

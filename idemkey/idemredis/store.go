@@ -74,7 +74,7 @@ func (s *Store) claimOrDecide(ctx context.Context, c *idemkey.Claim) (idemkey.De
 	if c.External {
 		e.open, e.keptTTL, e.failedTTL = s.openRunOf(c.ID), c.TTL, cmp.Or(c.FailedTTL, c.TTL)
 	}
-	from, attempt, tookOver, undo := "", 1, false, idemkey.Forget
+	from, attempt, tookOver, unsettled, undo := "", 1, false, false, idemkey.Forget
 	for range maxClaims {
 		reply, err := s.sendClaim(ctx, e, c, from, attempt)
 		if err != nil {
@@ -85,7 +85,9 @@ func (s *Store) claimOrDecide(ctx context.Context, c *idemkey.Claim) (idemkey.De
 				return idemkey.Decision{}, err
 			}
 			d := idemkey.Decision{Kind: idemkey.KindProceed, Exec: e, Incarnation: claim.incarnation, Attempt: claim.attempt, ExpiresAt: claim.expires}
-			d.TookOver = tookOver && claim.attempt > 1 // attempt 1: the record was gone
+			if claim.attempt > 1 { // else the record was gone
+				d.TookOver, d.Unsettled = tookOver, unsettled
+			}
 			return d, failpoint.Hit("idemredis/after-claim")
 		}
 		rec, err := decodeRecord(reply)
@@ -98,8 +100,8 @@ func (s *Store) claimOrDecide(ctx context.Context, c *idemkey.Claim) (idemkey.De
 			}
 			return rec.decisionOf(kind)
 		}
-		if undo = idemkey.Hold; rec.State == idemkey.StateFailed || rec.Expired {
-			undo = idemkey.Bound
+		if undo, unsettled = idemkey.Bound, c.LeavesUnknown(&rec.Record); unsettled {
+			undo = idemkey.Hold
 		}
 		from, attempt, tookOver = rec.token, c.NextAttempt(&rec.Record), c.TakesOver(&rec.Record)
 	}
