@@ -89,6 +89,8 @@ type Options struct {
 	Logger   *slog.Logger // Logger gets one entry for each Event; default: slog.Default()
 	LogKeys  bool         // log keys and scopes in plain text; default: a hash is logged
 
+	unsetPolicy bool // Policy is a default
+
 	current *fingerprinter   // of Fingerprint
 	older   []*fingerprinter // of Fingerprint.Versions
 	kept    map[string]bool  // canonical names of the response headers that are stored
@@ -235,6 +237,9 @@ type ProblemOptions struct {
 // cloneOptions copies o, lists included, so that a route's changes stay its own.
 func (o *Options) cloneOptions() *Options {
 	c := *o
+	if c.unsetPolicy { // the default depends on other options
+		c.Policy = nil
+	}
 	c.Methods = slices.Clone(o.Methods)
 	c.Key.Aliases = slices.Clone(o.Key.Aliases)
 	c.Fingerprint = o.Fingerprint.cloneSettings()
@@ -256,7 +261,7 @@ func (o *Options) setDefaults() {
 	o.Limits.StoreTimeout = cmp.Or(o.Limits.StoreTimeout, DefaultStoreTimeout)
 	o.Limits.MaxUnknownPerScope = cmp.Or(o.Limits.MaxUnknownPerScope, DefaultMaxUnknown)
 	o.Limits.CompleteTimeout = cmp.Or(o.Limits.CompleteTimeout, DefaultCompleteTimeout)
-	if o.Policy == nil {
+	if o.unsetPolicy = o.Policy == nil; o.unsetPolicy {
 		o.Policy = DefaultPolicy
 		if o.external() {
 			o.Policy = UpstreamPolicy

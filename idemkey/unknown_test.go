@@ -185,6 +185,28 @@ func TestTheLimitOfUnknownOutcomes(t *testing.T) {
 	}
 }
 
+// A route that alone has external effects has their default policy, unless another one was chosen for all.
+func TestThePolicyOfARoute(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		policy idemkey.Policy
+		runs   int
+	}{"default": {nil, 1}, "chosen": {idemkey.DefaultPolicy, 2}} {
+		all := newMiddleware(t, newMemory(t, nil), idemkey.Options{Policy: tt.policy})
+		route, err := all.With(func(o *idemkey.Options) { o.ExternalEffects = true })
+		if err != nil {
+			t.Fatal(err)
+		}
+		runs := 0
+		for range 2 {
+			send(t, route, func(w http.ResponseWriter, _ *http.Request) { runs++; w.WriteHeader(504) }, "k", "{}")
+		}
+		if runs != tt.runs {
+			t.Errorf("%s: %d runs, want %d", name, runs, tt.runs)
+		}
+	}
+}
+
 // UpstreamPolicy keeps what the upstream has decided, and lets run again what it has not begun.
 func TestUpstreamPolicy(t *testing.T) {
 	t.Parallel()

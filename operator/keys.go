@@ -36,7 +36,7 @@ var (
 	ErrOwnerLives = errors.New("operator: nothing was changed, because the request of this key still runs")
 
 	// ErrNoJournal reports a schema without the table operator_journal, which records each decision about a key.
-	ErrNoJournal = errors.New("operator: nothing was changed, because the schema has no journal; sagamill migrate up -only outbox adds one")
+	ErrNoJournal = errors.New("operator: nothing was changed, because the schema has no journal: sagamill migrate up -schema SCHEMA -only outbox adds one")
 )
 
 // DefaultKeyTTL is how long a record lives by default once its outcome is known.

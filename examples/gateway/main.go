@@ -81,8 +81,21 @@ func readConfig(args []string, getenv func(string) string) (*config, error) {
 		return nil, errors.New("set GATEWAY_SECRET to at least 32 characters, and API_KEYS to key=tenant,key=tenant")
 	}
 	var err error
-	c.Upstream, err = url.Parse(*upstream)
-	return c, err
+	switch c.Upstream, err = url.Parse(*upstream); {
+	case err != nil || c.Upstream.Host == "" || c.Upstream.Scheme != "http" && c.Upstream.Scheme != "https":
+		return nil, fmt.Errorf("-upstream %q is not http://host:port or https://host:port", *upstream)
+	case c.Store != "postgres" && c.Store != "redis" && c.Store != "hybrid":
+		return nil, fmt.Errorf("-store %q is not postgres, redis or hybrid", c.Store)
+	case c.Store != "redis" && c.DatabaseURL == "":
+		return nil, fmt.Errorf("-store %s needs DATABASE_URL", c.Store)
+	case c.Store != "postgres" && c.RedisURL == "":
+		return nil, fmt.Errorf("-store %s needs REDIS_URL, such as redis://127.0.0.1:6379", c.Store)
+	case c.Connections < 3:
+		return nil, errors.New("-connections must be at least 3: two are reserved")
+	case c.HeaderTimeout <= 0 || c.ConnectTimeout <= 0:
+		return nil, errors.New("-header-timeout and -connect-timeout must be positive")
+	}
+	return c, nil
 }
 
 // run serves until ctx ends, and calls ready once it listens.

@@ -66,7 +66,6 @@ func newGateway(store idemkey.Store, s settings) (*gateway, error) {
 	g.keys, err = idemkey.New(store, &idemkey.Options{
 		Scope:           tenantOf,
 		Key:             idemkey.KeyOptions{Namespace: "charges"},
-		Policy:          verdictOn,
 		ExternalEffects: true,
 		UpstreamDedupes: s.Dedupes,
 		Recover:         recoverCharge,
@@ -112,15 +111,6 @@ func (sentOnce) Close() error             { return nil }
 
 func (g *gateway) upstreamKey(id idemkey.Identity) string {
 	return idemkey.DownstreamKey(g.Secret, id, "charge")
-}
-
-// verdictOn is idemkey.UpstreamPolicy for an upstream that answers 409 while the first request with a key still runs.
-// If that were kept, a retry after a timeout would store it in the place of the charge.
-func verdictOn(status int) idemkey.Verdict {
-	if status == http.StatusConflict {
-		return idemkey.Unknown
-	}
-	return idemkey.UpstreamPolicy(status)
 }
 
 // errUnsent reports a request of which the upstream has received nothing.
