@@ -76,7 +76,7 @@ const txLimits = `
 		CASE WHEN current_setting('statement_timeout')::interval BETWEEN interval '1 us' AND $1::bigint * interval '1 ms'
 		THEN current_setting('statement_timeout') ELSE $1::bigint::text END, true)
 	|| set_config('idle_in_transaction_session_timeout', $2::bigint::text, true)
-	|| set_config('client_connection_check_interval', $3::bigint::text, true) || ` + txguard.SetKeepalives + ` AS limits, ` + txguard.Role
+	|| set_config('client_connection_check_interval', $3::bigint::text, true) AS limits, ` + txguard.Role
 
 // txOrigin tells when and on which server a transaction has got its id.
 const txOrigin = `pg_postmaster_start_time() AS server_started, statement_timestamp() AS opened`

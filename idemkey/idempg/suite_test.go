@@ -366,7 +366,6 @@ func TestTransactionSettings(t *testing.T) {
 	for name, want := range map[string]string{
 		"statement_timeout": "20s", "idle_in_transaction_session_timeout": "25s", "lock_timeout": "0",
 		"client_connection_check_interval": "1s", "synchronous_commit": "on",
-		"tcp_keepalives_idle": "2", "tcp_keepalives_interval": "1", "tcp_keepalives_count": "2",
 	} {
 		var got string
 		if err := e.tx.Holder().QueryRow(t.Context(), "SELECT current_setting($1)", name).Scan(&got); err != nil || got != want {

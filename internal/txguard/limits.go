@@ -16,15 +16,15 @@ const DefaultConnectionCheck = time.Second
 // setting ends with the transaction.
 const SetConnectionCheck = `set_config('client_connection_check_interval', '{connection_check}', true) || ` + SetKeepalives
 
-// SetKeepalives is an expression after which the server's kernel asks a client that says nothing in the transaction for 2 s
-// whether it is still there, and without an answer closes the connection 2 s later. Otherwise a transaction whose client is
-// behind a broken path keeps its locks for as long as it may be idle, and the process that takes its work over waits for
-// them. A client that is slow to read answers, and is not concerned; that is why tcp_user_timeout is left alone. The
-// settings end with the transaction. They stay as they are if they are as short already, or if there is no TCP connection.
-// A pooler answers for its clients.
+// SetKeepalives is an expression after which the server's kernel asks a client that says nothing for 2 s whether it is still
+// there, and without an answer closes the connection 2 s later. Otherwise a transaction whose client is behind a broken
+// path keeps its locks for as long as it may be idle, and the process that takes its work over waits for them. A client
+// that is slow to read answers, and is not concerned; that is why tcp_user_timeout is left alone. The setting is the
+// session's: to set it in each transaction cost a tenth of a short one. It stays as it is if it is as short already, or if
+// there is no TCP connection. A pooler answers for its clients.
 const SetKeepalives = `CASE WHEN current_setting('tcp_keepalives_idle')::int > 4
-	THEN set_config('tcp_keepalives_idle', '2', true) || set_config('tcp_keepalives_interval', '1', true)
-		|| set_config('tcp_keepalives_count', '2', true)
+	THEN set_config('tcp_keepalives_idle', '2', false) || set_config('tcp_keepalives_interval', '1', false)
+		|| set_config('tcp_keepalives_count', '2', false)
 	ELSE '' END`
 
 // LimitTransaction is a statement that limits its transaction. PostgreSQL frees the locks if this process does nothing in

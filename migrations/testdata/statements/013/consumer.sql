@@ -80,8 +80,8 @@ VALUES ($1, $2, $3, $4, $5, $6, $7, $8)
 ON CONFLICT (scope, key, step, n) DO NOTHING
 RETURNING pg_current_xact_id()::xid, current_setting('role'),
 	set_config('idle_in_transaction_session_timeout', $9, true) || set_config('client_connection_check_interval', '1000', true) || CASE WHEN current_setting('tcp_keepalives_idle')::int > 4
-	THEN set_config('tcp_keepalives_idle', '2', true) || set_config('tcp_keepalives_interval', '1', true)
-		|| set_config('tcp_keepalives_count', '2', true)
+	THEN set_config('tcp_keepalives_idle', '2', false) || set_config('tcp_keepalives_interval', '1', false)
+		|| set_config('tcp_keepalives_count', '2', false)
 	ELSE '' END,
 	clock_timestamp()
 ---- queries.claimOne
@@ -132,8 +132,8 @@ SET attempts = attempts - 1, due_at = clock_timestamp() + $4 * interval '1 micro
 WHERE id = $1 AND attempts = $2 AND round = $3 AND state = 'retrying'
 ---- queries.limitIdle
 SELECT set_config('idle_in_transaction_session_timeout', $1, true) || set_config('client_connection_check_interval', '1000', true) || CASE WHEN current_setting('tcp_keepalives_idle')::int > 4
-	THEN set_config('tcp_keepalives_idle', '2', true) || set_config('tcp_keepalives_interval', '1', true)
-		|| set_config('tcp_keepalives_count', '2', true)
+	THEN set_config('tcp_keepalives_idle', '2', false) || set_config('tcp_keepalives_interval', '1', false)
+		|| set_config('tcp_keepalives_count', '2', false)
 	ELSE '' END, current_setting('role')
 ---- queries.lockMany
 
@@ -179,8 +179,8 @@ SELECT (SELECT extract(epoch FROM greatest(due_at, 'epoch') - statement_timestam
 
 SELECT nullif(h.swept_before, '-infinity'), pg_current_xact_id()::xid, current_setting('role'),
 	set_config('idle_in_transaction_session_timeout', $5, true) || set_config('client_connection_check_interval', '1000', true) || CASE WHEN current_setting('tcp_keepalives_idle')::int > 4
-	THEN set_config('tcp_keepalives_idle', '2', true) || set_config('tcp_keepalives_interval', '1', true)
-		|| set_config('tcp_keepalives_count', '2', true)
+	THEN set_config('tcp_keepalives_idle', '2', false) || set_config('tcp_keepalives_interval', '1', false)
+		|| set_config('tcp_keepalives_count', '2', false)
 	ELSE '' END,
 	i.state, i.attempts, i.undo_attempts, i.digest, i.undo_digest
 FROM {schema}.inbox_horizon AS h

@@ -124,10 +124,7 @@ SELECT
 		CASE WHEN current_setting('statement_timeout')::interval BETWEEN interval '1 us' AND $1::bigint * interval '1 ms'
 		THEN current_setting('statement_timeout') ELSE $1::bigint::text END, true)
 	|| set_config('idle_in_transaction_session_timeout', $2::bigint::text, true)
-	|| set_config('client_connection_check_interval', $3::bigint::text, true) || CASE WHEN current_setting('tcp_keepalives_idle')::int > 4
-	THEN set_config('tcp_keepalives_idle', '2', true) || set_config('tcp_keepalives_interval', '1', true)
-		|| set_config('tcp_keepalives_count', '2', true)
-	ELSE '' END AS limits, current_setting('role'), pg_current_xact_id()::text, pg_postmaster_start_time() AS server_started, statement_timestamp() AS opened
+	|| set_config('client_connection_check_interval', $3::bigint::text, true) AS limits, current_setting('role'), pg_current_xact_id()::text, pg_postmaster_start_time() AS server_started, statement_timestamp() AS opened
 FROM {schema}.idempotency_key
 WHERE namespace = $4 AND scope = $5 AND key = $6 AND token = $7 AND state = 1
 FOR UPDATE NOWAIT
