@@ -155,7 +155,7 @@ func (c *claimer) awaitOutcome(claim Claim, d Decision) (Decision, error) {
 var errRecoverLate = errors.New("idemkey: Recover took longer than half of the lease")
 
 // recoverOutcome asks Options.Recover what became of a run whose outcome is unknown, and takes the run over
-// if that is known. The answer is about the attempt that was found: no other attempt is taken over by it.
+// if that is known. The answer is about the run that was found: no other run is taken over by it.
 func (c *claimer) recoverOutcome(claim Claim, unknown Decision) (ruling, error) {
 	ctx, cancel := context.WithTimeout(c.detachedContext(), c.m.opts.Limits.Lease/2)
 	defer cancel()

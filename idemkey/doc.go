@@ -34,6 +34,7 @@
 //	failed       rolled back; the same request may run again, another one is a mismatch
 //	completed    the response is kept and replayed until it expires
 //	tombstone    it ran, but body or headers were too large to keep: 410, never run again
+//	unknown      with Options.ExternalEffects: it may have had its effects; 409 until somebody decides
 //
 // An incarnation names one life of a key: all retries of a request share it, and the first request
 // after the record has expired begins another one. If the store loses the record, a retry has the same one again, unless
@@ -96,7 +97,7 @@
 // cannot be claimed is answered here.
 //
 // Claim finds out what is to become of it: claim.go asks the store, waits for a run in flight, compares
-// fingerprints of other settings, and asks Options.Recover about a vanished owner. claim_shared.go has what the
+// fingerprints of other settings, and asks Options.Recover about an unknown outcome. claim_shared.go has what the
 // requests of a process share: waiting room, running handlers of each scope, settings of routes, cached
 // responses. The result is a ruling. All rulings but one are answered without the handler.
 //
@@ -109,7 +110,7 @@
 // answers: with the handler's response, a stored one, or a problem.
 //
 // Beside the way: options.go, store.go (what a store must do, and [Claim.Judge]), memory.go, sweeper.go,
-// observe.go (events, log) and problem.go.
+// unknown.go (who decides about unknown outcomes), observe.go (events, log) and problem.go.
 //
 // # After a crash
 //
@@ -118,9 +119,9 @@
 // [RequestInfo].Attempt. After the commit: a retry gets the response. If the reply
 // to a commit was lost, the store looks the record up before it answers.
 //
-// A handler whose effects lie outside of the store's transaction must be able to
-// repeat them: give the other side a [DownstreamKey] and look at Attempt. An Attempt above 1
-// means that an earlier run may have had the effects.
+// A handler whose effects lie outside of the store's transaction repeats them, unless the route has
+// Options.ExternalEffects: then the outcome is unknown, and the request does not run again by itself. In both cases give
+// the other side a [DownstreamKey]. An Attempt above 1 means that an earlier run may have had the effects.
 //
 // # Clients
 //

@@ -99,7 +99,13 @@ func (m *Memory) Begin(_ context.Context, c Claim) (Decision, error) {
 	rec := e.readRecord(now)
 	kind := c.Judge(&rec)
 	if kind == KindProceed {
-		d := m.claimEntry(e, c, c.NextAttempt(&rec), now)
+		attempt := c.NextAttempt(&rec)
+		if attempt == 1 {
+			if err := m.checkUnknown(&c, now); err != nil {
+				return Decision{}, err
+			}
+		}
+		d := m.claimEntry(e, c, attempt, now)
 		d.TookOver, d.Unsettled = c.TakesOver(&rec), c.LeavesUnknown(&rec)
 		return d, nil
 	}

@@ -85,6 +85,10 @@ func testUnknownLimit(t *testing.T, s Subject) {
 	}
 	beginClaim(t, s, claim("held"), idemkey.KindUnknown)
 	beginClaim(t, s, claim("completed"), idemkey.KindReplay)
+	s.Expire(t, completed.ID)
+	if _, err := s.Store.Begin(t.Context(), claim("completed")); !errors.As(err, &limited) {
+		t.Errorf("Begin of an expired key = %v", err)
+	}
 	beginAttempt(t, s, Claim("internal", "a"), 1)
 	elsewhere := claim("new")
 	elsewhere.ID.Scope = "tenant-2"

@@ -10,7 +10,8 @@
 // # How a request runs
 //
 //  1. An INSERT … ON CONFLICT DO NOTHING in its own transaction claims an absent key. Its
-//     commit is asynchronous: a claim that is lost with the server has committed nothing.
+//     commit is asynchronous: a claim that is lost with the server has committed nothing. With Options.ExternalEffects
+//     it is durable: a system outside may have seen the request.
 //  2. Where there is a record, it is read and decides. A key that this process has met
 //     before is looked up first.
 //  3. A failed, expired or abandoned record is taken over, if its row is not locked.
@@ -28,7 +29,8 @@
 //
 // A process that dies loses its connection; the server rolls back and frees the lock
 // at once if it was idle, or within Options.ConnectionCheck if a statement was
-// running. A retry is refused until the lease is over too, then takes over.
+// running. A retry is refused until the lease is over too, then takes over. With Options.ExternalEffects it does not: the
+// outcome is unknown, and the record does not expire before somebody has decided.
 //
 // Under ClaimInline the answer to the opening may be lost on a connection whose end the server does not
 // notice. Its session holds the key's lock, so another session of the same role ends it (pg_terminate_backend).

@@ -56,7 +56,7 @@ func (s *Store) claimInline(ctx context.Context, e *execution, c *idemkey.Claim)
 		}
 		if !locked {
 			kind = idemkey.KindInFlight
-			if err := s.checkHidden(ctx, e); err != nil {
+			if err := s.checkHidden(ctx, e.conn); err != nil {
 				return idemkey.Decision{}, err
 			}
 		}

@@ -58,13 +58,16 @@ func (s *Store) claimLeased(ctx context.Context, e *execution, c *idemkey.Claim)
 			return idemkey.Decision{}, err
 		}
 		if !life.claimWon() {
-			return inFlightDecision(0), s.checkHidden(ctx, e)
+			return inFlightDecision(0), s.checkHidden(ctx, e.conn)
 		}
 		d, err := e.proceedLeased(ctx, c, attempt, life)
+		if err != nil && attempt == 1 && e.record == nil {
+			err = s.forgetUnrun(ctx, e, c, err)
+		}
 		d.TookOver, d.Unsettled = d.Exec != nil && c.TakesOver(&rec.Record), d.Exec != nil && c.LeavesUnknown(&rec.Record)
 		return d, err
 	}
-	return inFlightDecision(0), s.checkHidden(ctx, e)
+	return inFlightDecision(0), s.checkHidden(ctx, e.conn)
 }
 
 // forgetLimit bounds forgetUnrun.
@@ -82,10 +85,10 @@ func (s *Store) forgetUnrun(ctx context.Context, e *execution, c *idemkey.Claim,
 	return errors.Join(err, failed)
 }
 
-// checkHidden returns an [idemkey.ErrRecordHidden] if row-level security hides records from e's session. It is asked where
+// checkHidden returns an [idemkey.ErrRecordHidden] if row-level security hides records from conn's session. It is asked where
 // a record that exists cannot be read, or not be changed.
-func (s *Store) checkHidden(ctx context.Context, e *execution) error {
-	err := pg.CheckHidden(ctx, e.conn, s.q.findHidden)
+func (s *Store) checkHidden(ctx context.Context, conn *pgxpool.Conn) error {
+	err := pg.CheckHidden(ctx, conn, s.q.findHidden)
 	if errors.Is(err, pg.ErrHidden) {
 		return fmt.Errorf("%w: %w", idemkey.ErrRecordHidden, err)
 	}
@@ -116,11 +119,22 @@ func (s *Store) judgeRecord(ctx context.Context, conn *pgxpool.Conn, c *idemkey.
 		}
 	}
 	if c.External && !rec.ExpiresAt.IsZero() {
-		if _, err := conn.Exec(ctx, s.q.keepUnknown, c.ID.Namespace, c.ID.Scope, c.ID.Key, rec.token); err != nil {
-			return kind, fmt.Errorf("keep the unknown outcome: %w", err)
-		}
+		return kind, s.keepUnknown(ctx, conn, c.ID, rec.token)
 	}
 	return kind, nil
+}
+
+// keepUnknown lets a record never expire that was claimed without External. If it changes no row, another request was
+// faster, or row-level security hides the record from an UPDATE: then it would expire, and its request run again.
+func (s *Store) keepUnknown(ctx context.Context, conn *pgxpool.Conn, id idemkey.Identity, token pgtype.UUID) error {
+	tag, err := conn.Exec(ctx, s.q.keepUnknown, id.Namespace, id.Scope, id.Key, token)
+	switch {
+	case err != nil:
+		return fmt.Errorf("keep the unknown outcome: %w", err)
+	case tag.RowsAffected() == 0:
+		return s.checkHidden(ctx, conn)
+	}
+	return nil
 }
 
 // ownerDied reports whether the owner by token has died.

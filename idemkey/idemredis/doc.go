@@ -20,13 +20,14 @@
 // its claim on for the claim's TTL, and so outlives the lease: after a lapse the
 // next run is attempt 2. Redis removes expired records without a sweeper. A claim
 // with RejectExpired keeps its record for Options.KeepExpired longer, so that the
-// expired key can be refused.
+// expired key can be refused. With Options.ExternalEffects a record has no TTL before its outcome is known; openrun.go
+// lists these runs for each scope.
 //
 // # Failures
 //
 //   - The process dies while the handler runs: the record is in progress until the lease lapses, then the next
 //     request takes over as attempt 2. The effects of the first run stand: the handler looks at
-//     [idemkey.RequestInfo].
+//     [idemkey.RequestInfo]. With Options.ExternalEffects the outcome is unknown instead, and nobody takes over.
 //   - The owner stalls for longer than its lease: two handlers may run. The first finds, at its next renewal or when it
 //     is done, that the record is no longer its own. One response is kept, the new owner's.
 //   - Redis does not answer a claim: nothing runs. It may have been claimed all the same, for one lease.
@@ -39,8 +40,8 @@
 //
 // # Limits
 //
-// There is no index of a scope's records, so no quota on them: a cluster runs only
-// scripts of one key. The records of one caller are bounded by the rate at which it
+// Records whose outcome is or may become unknown are in a set for each scope, so that their number has a limit. There is no
+// index of a scope's other records, so no quota on them: a cluster runs only scripts of one key. The records of one caller are bounded by the rate at which it
 // may call, the claim's TTL and idemkey.Options.Limits.MaxResponseBody.
 //
 // It needs Redis 6 or later, or a server that runs the same scripts.

@@ -102,9 +102,7 @@ func (s *Store) enterOpenRun(ctx context.Context, e *execution, c *idemkey.Claim
 	if err == nil {
 		return nil
 	}
-	detached, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.opts.CallTimeout)
-	defer cancel()
-	return errors.Join(err, e.Release(detached, undo, 0))
+	return s.forgetUnrun(ctx, e, undo, err)
 }
 
 // errEnough ends a walk.
