@@ -238,9 +238,9 @@ func (l *leasedRecord) keepOutside(ctx context.Context, db execer, header []byte
 	return tag.RowsAffected() == 1, err
 }
 
-// freeRecord releases the record, unless its row is locked. After a lost connection the server frees the lock once it
-// notices the loss, and may never notice. So freeRecord ends the lost session, and tries again: otherwise the key would
-// stay in progress until the grace is over.
+// freeRecord releases the record, once nobody has locked its row: otherwise the key would stay in progress until the
+// grace is over. After a lost connection the server frees this claim's own lock once it notices the loss, and may never
+// notice, so freeRecord ends the lost session. Others, such as a DELETE without WHERE, free theirs when they end.
 func (l *leasedRecord) freeRecord(ctx context.Context, mode idemkey.ReleaseMode, status int) error {
 	statement, args := l.s.q.failRecord, l.failArgs(status, mode)
 	if mode == idemkey.Forget {
@@ -251,7 +251,7 @@ func (l *leasedRecord) freeRecord(ctx context.Context, mode idemkey.ReleaseMode,
 		if err != nil {
 			return fmt.Errorf("idempg: release record: %w", err)
 		}
-		if tag.RowsAffected() > 0 || !(*execution)(l).connClosed() || !l.endLostSession(ctx) {
+		if tag.RowsAffected() > 0 || !l.endLostSession(ctx) {
 			return nil
 		}
 		if backoff.Sleep(ctx, pause) != nil {
@@ -260,8 +260,8 @@ func (l *leasedRecord) freeRecord(ctx context.Context, mode idemkey.ReleaseMode,
 	}
 }
 
-// endLostSession ends the session of l's lost connection, if it holds the row lock. It reports false if the record is not
-// this claim's any more, or cannot be read.
+// endLostSession ends the session of l's transaction, which is over, if it still holds the row lock. It reports false if
+// the record is not this claim's any more, or cannot be read.
 func (l *leasedRecord) endLostSession(ctx context.Context) bool {
 	var ended *bool
 	return l.s.pool.QueryRow(ctx, l.s.q.endLostOwner, l.recordArgs(int64(l.pid))...).Scan(&ended) == nil

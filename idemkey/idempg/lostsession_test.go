@@ -58,6 +58,33 @@ func TestAReleaseEndsTheLostSession(t *testing.T) {
 	}
 }
 
+// Another session has locked the record's row when its owner releases it.
+func TestAReleaseWaitsForALockOfOthers(t *testing.T) {
+	t.Parallel()
+	direct := newFixture(t, Options{})
+	other, err := direct.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = other.Rollback(context.Background()) }()
+	config := pgtest.DirectConfig(t)
+	look := &before{sql: direct.q.endLostOwner, do: other.Commit}
+	config.ConnConfig.Tracer = look
+	f := newFixtureOn(t, poolOf(t, config, 4), direct.schema, Options{Grace: time.Hour})
+	c := idemkeytest.Claim("k", "a")
+	e := f.begin(t, c)
+	if _, err := other.Exec(t.Context(), "SELECT FROM "+f.schema+".idempotency_key FOR UPDATE"); err != nil {
+		t.Fatal(err)
+	}
+	if err := e.Release(t.Context(), idemkey.Bound, 503); err != nil {
+		t.Errorf("Release: %v", err)
+	}
+	if look.ran == 0 || look.err != nil {
+		t.Errorf("%d looks at who has the lock, %v", look.ran, look.err)
+	}
+	direct.kind(t, c, idemkey.KindProceed)
+}
+
 // A silentConn is a connection whose end and whose cancel requests do not reach the server.
 type silentConn struct{ net.Conn }
 

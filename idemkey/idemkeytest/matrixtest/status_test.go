@@ -117,7 +117,7 @@ var statuses = []statusRow{
 	{code: idemkey.CodeTxMisuse, way: "COMMIT in a longer string", status: 500, rows: 1, record: completed, handle: statement("COMMIT; BEGIN")},
 	{code: idemkey.CodeTxMisuse, way: "COMMIT over the hard limit", status: 500, rows: 1, record: "tombstone", handle: statement("COMMIT"),
 		options: func(o *idemkey.Options) { o.Limits.MaxResponseBody, o.Limits.HardResponseLimit = 1, 1 }},
-	{code: idemkey.CodeRecordHidden, way: "removed by the handler", status: 500, again: true, record: "failed", handle: statement("DELETE FROM {schema}.idempotency_key")},
+	{code: idemkey.CodeRecordHidden, way: "removed by the handler", status: 500, again: true, record: "failed", handle: statement("DELETE FROM {schema}.idempotency_key WHERE key = '{key}'")},
 	{code: idemkey.CodeRecordCorrupt, way: "header unreadable", status: 500, rows: 1, record: completed, provoke: whenCorrupt},
 	{code: idemkey.CodeResponseTooLarge, way: "over the hard limit", status: 500, record: "failed",
 		options: func(o *idemkey.Options) { o.Limits.MaxResponseBody, o.Limits.HardResponseLimit = 1, 1 }},
@@ -459,7 +459,7 @@ func fails(_ *statusTest, _ http.ResponseWriter, r *http.Request) error { return
 // statement runs one that the handler should not have, and does not look at its error.
 func statement(sql string) func(*statusTest, http.ResponseWriter, *http.Request) error {
 	return func(s *statusTest, _ http.ResponseWriter, r *http.Request) error {
-		_, _ = idempg.Tx(r.Context()).Exec(r.Context(), strings.ReplaceAll(sql, "{schema}", s.Schema))
+		_, _ = idempg.Tx(r.Context()).Exec(r.Context(), strings.NewReplacer("{schema}", s.Schema, "{key}", s.key).Replace(sql))
 		return nil
 	}
 }
