@@ -2,6 +2,8 @@ package browsertest
 
 import (
 	"context"
+	"net/http"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -133,4 +135,38 @@ func TestCommandsOfADeletedQueueAreSentAgain(t *testing.T) {
 	w.checkOnce("hotels", 12)
 	w.checkOnce("flights", 12)
 	w.check("SELECT string_agg(DISTINCT who || ' ' || verb || ': ' || why, ', ') || ' ' || count(*) FROM trips.saga_journal", "ann retry: "+why+" 12")
+}
+
+// An upstream has answered requests with 502. Asked on the telephone, it has booked one and not the other: a person keeps an
+// answer for one key and lets the other run again.
+func TestRequestsWithAnUnknownOutcomeAreDecided(t *testing.T) {
+	t.Parallel()
+	w := newTown(t, "trips")
+	w.request("trips", http.StatusBadGateway, "booked", "lost")
+	w.open("requests")
+	w.see("Requests whose outcome is unknown")
+	w.screenshot("keys")
+	w.press("Show keys and scopes")
+	w.see("booked")
+	w.press(digestOf("booked"))
+	w.see("Nobody knows whether it had its effect")
+	w.screenshot("key")
+	w.fill("Status", "201")
+	w.fill("Body", `{"booking":"B-7"}`)
+	w.press("Complete…")
+	w.screenshot("key-preview")
+	w.confirm(1)
+	w.see("Changed 1 of 1")
+	w.screenshot("key-done")
+	w.open("requests?plain=yes")
+	w.press(digestOf("lost"))
+	w.press("Release…")
+	w.confirm(1)
+	w.see("Changed 1 of 1")
+	w.open("requests")
+	w.see("No request has an unknown outcome")
+	if got := w.request("trips", http.StatusOK, "booked", "lost"); !slices.Equal(got, []int{http.StatusCreated, http.StatusOK}) {
+		t.Errorf("the retries get %d, want 201, kept, and 200, run again", got)
+	}
+	w.check("SELECT string_agg(who || ' ' || verb || ': ' || why, ', ' ORDER BY verb) FROM trips.operator_journal", "ann keys complete: "+why+", ann keys release: "+why)
 }

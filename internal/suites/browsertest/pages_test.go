@@ -6,6 +6,7 @@ import (
 	_ "embed"
 	"encoding/hex"
 	"maps"
+	"net/http"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -44,7 +45,7 @@ func TestAxeIsAsListed(t *testing.T) {
 }
 
 // newCrowdedTown returns a town in which every page has something to show: sagas of each state, dead letters of both
-// sides, messages that wait, and entries of the journal.
+// sides, messages that wait, entries of the journal, and requests whose outcome nobody knows.
 func newCrowdedTown(t *testing.T) *town {
 	t.Helper()
 	w := newTown(t, "trips", "flights", "hotels")
@@ -65,6 +66,7 @@ func newCrowdedTown(t *testing.T) *town {
 	w.write(trips, hotelOfNobody)
 	w.awaitQuery("SELECT string_agg(n::text, ' ') FROM (SELECT count(*) n FROM trips.saga WHERE status IN ('stuck', 'completed') GROUP BY status ORDER BY status) x", "5 3")
 	w.awaitQuery("SELECT count(*) FROM hotels.parked WHERE state = 'dead'", "1")
+	w.request("trips", http.StatusBadGateway, "booking-1", "<b>odd</b>")
 	return w
 }
 
@@ -103,13 +105,14 @@ func (w *town) kindOf(path string) (of, kind string) {
 	return u.Path, u.Path + "?" + strings.Join(slices.Sorted(maps.Keys(u.Query())), "&")
 }
 
-// links returns where the links and the forms of the page lead, below the console.
+// links returns where the links and the forms of the page lead, below the console. Only a status must be filled in.
 func (w *town) links() (paths []string) {
 	w.t.Helper()
 	all := read[[]string](w.browser, `[
 		...[...document.querySelectorAll('a[href]:not([download])')].map(a => a.href),
 		...[...document.forms].filter(f => f.method === 'get').flatMap(f => {
 			const button = f.querySelector('button[name]');
+			f.querySelectorAll(':required').forEach(e => e.value ||= '201');
 			const u = new URL(f.getAttribute('action') ?? '', location.href);
 			u.search = new URLSearchParams([...new FormData(f, button)].filter(([, v]) => v !== ''));
 			return u.href;

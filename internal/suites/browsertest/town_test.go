@@ -17,6 +17,8 @@ import (
 
 	"github.com/sagamill/sagamill"
 	"github.com/sagamill/sagamill/console"
+	"github.com/sagamill/sagamill/idemkey"
+	"github.com/sagamill/sagamill/idemkey/idempg"
 	"github.com/sagamill/sagamill/inproc"
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
 	"github.com/sagamill/sagamill/internal/testing/rabbittest"
@@ -205,6 +207,35 @@ func (w *town) start(s *sagamill.Service, d *saga.Definition[trip], n int) {
 		w.t.Fatal(err)
 	}
 	s.Relay().Wake()
+}
+
+// bookings is the namespace of the requests' keys.
+const bookings = "bookings"
+
+// request passes a request of each key on to an upstream that answers with status, and returns what clients get.
+func (w *town) request(schema string, status int, keys ...string) (codes []int) {
+	w.t.Helper()
+	store, err := idempg.New(w.db, &idempg.Options{Schema: schema})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	m, err := idemkey.New(store, &idemkey.Options{Key: idemkey.KeyOptions{Namespace: bookings}, SingleTenant: true, ExternalEffects: true, Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	upstream := m.Handler(http.HandlerFunc(func(rw http.ResponseWriter, _ *http.Request) { rw.WriteHeader(status) }))
+	for _, key := range keys {
+		r, answer := httptest.NewRequest(http.MethodPost, "/bookings", http.NoBody), httptest.NewRecorder()
+		r.Header.Set("Idempotency-Key", key)
+		upstream.ServeHTTP(answer, r)
+		codes = append(codes, answer.Code)
+	}
+	return codes
+}
+
+// digestOf returns how the console names a key of a request.
+func digestOf(key string) string {
+	return (&idemkey.Identity{Namespace: bookings, Scope: "default", Key: key}).Digest()
 }
 
 // encode returns v as JSON.
