@@ -31,7 +31,7 @@ export GOFLAGS := $(GOFLAGS) -buildvcs=false
 export STATICCHECK_CACHE ?= $(shell $(GO) env GOCACHE)/staticcheck
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-trip serve serve-trip chaos services test verify long-packages slow-tests test-console console-tests docs test-postgres test-pooler tests fuzz mutants mutate model check reference api apidiff statements vuln cross licences fmt bench-idemkey bench-relay bench-consumer bench-saga bench-quiet bench-scale bench-console FORCE
+.PHONY: help demo demo-trip serve serve-trip chaos services test verify long-packages slow-tests test-console console-tests docs test-postgres test-rabbitmq test-pooler tests fuzz mutants mutate model check reference api apidiff statements vuln cross licences fmt bench-idemkey bench-relay bench-consumer bench-saga bench-quiet bench-scale bench-console FORCE
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -103,6 +103,13 @@ bin/hugo: FORCE
 test-postgres: bin/with ## run the tests on private servers of PostgreSQL PG=14, 15, 16, 17 or 18; PKG and RUN narrow them as above
 	@test -n '$(PG)' || { echo 'make test-postgres: say which version, as PG=14' >&2; exit 1; }
 	@env -u DATABASE_URL SAGAMILL_POSTGRES='$(PG)' bin/with -own -- $(MAKE) --no-print-directory tests LONG= SLOW=
+
+# What talks to RabbitMQ.
+BROKERED ?= . ./cmd/sagamill/... ./consumer ./examples/... ./internal/devservices ./internal/suites/consumerstorm ./internal/suites/handover ./internal/suites/rehearsal ./internal/suites/relaystorm ./internal/suites/sagastorm ./internal/testing/permissiontest ./internal/testing/rabbitcluster ./internal/testing/rabbitnode ./internal/testing/rabbittest ./outbox ./rabbitmq ./saga ./signing
+
+test-rabbitmq: bin/with ## run the tests of what talks to RabbitMQ on private servers of version RABBITMQ=4.3, 4.0 or 3.10; PKG and RUN narrow them as above
+	@test -n '$(RABBITMQ)' || { echo 'make test-rabbitmq: say which version, as RABBITMQ=4.3' >&2; exit 1; }
+	@env -u AMQP_URL SAGAMILL_RABBITMQ='$(RABBITMQ)' bin/with -own -- $(MAKE) --no-print-directory tests PKG='$(if $(filter ./...,$(PKG)),$(BROKERED),$(PKG))' LONG= SLOW=
 
 # What runs behind a pooler: the packages whose statements go through one.
 POOLED ?= ./consumer ./outbox ./saga ./idemkey/idempg ./examples/...

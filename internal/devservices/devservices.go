@@ -186,6 +186,9 @@ func prepareRun(opts *Options) (*run, error) {
 	if r.postgres, err = chosenPostgres(); err != nil {
 		return nil, err
 	}
+	if r.rabbit, err = RabbitVersion(); err != nil {
+		return nil, err
+	}
 	sweepAbandoned(temporaryParent())
 	sweepAbandoned(memory)
 	return r, nil
@@ -203,6 +206,9 @@ func (r *run) startServices(ctx context.Context, database, broker []way, keepDat
 	}
 	if broker != nil {
 		if mq, err = r.obtainService(ctx, "RabbitMQ", broker); err != nil {
+			if r.rabbit != "" && ctx.Err() == nil && !errors.Is(err, errRefused) {
+				err = fmt.Errorf("%w: %w", ErrNoRabbitMQ, err)
+			}
 			return nil, err
 		}
 	}

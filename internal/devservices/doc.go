@@ -10,16 +10,21 @@
 //	docker   docker compose up, if an engine answers
 //	private  started from installed binaries, on free ports, for this run only
 //	npm      PostgreSQL binaries from an npm package, then as private
+//	debian   RabbitMQ of a newer Debian than this one, unpacked into the user's cache where we are root, then as private
 //	apt      installed with apt-get where we are root, then as private
 //	inproc   the broker only: none, the program brings its own
 //	none     Redis and NATS only: none, and what needs it is not tested
 //
 // Before something is installed or fetched, one line says what, why, and how to forbid it. SAGAMILL_INSTALL=no forbids
-// npm, apt and the fetching of images: these ways then count as absent. A test installs nothing, because `go test` hides
+// npm, debian, apt and the fetching of images: these ways then count as absent. A test installs nothing, because `go test` hides
 // that line.
 //
 // SAGAMILL_POSTGRES=14 uses PostgreSQL of that major version, from installed binaries or from npm, and never
 // a running server. SAGAMILL_POSTGRES=/usr/pgsql-17/bin starts private servers from that directory.
+//
+// SAGAMILL_RABBITMQ=4.3 does the same for RabbitMQ: 4.3 and 4.0 are unpacked, 3.10 is what is installed. The packages that
+// are unpacked need a newer C library, so their usr takes the place of /usr in a mount namespace of the server's own. The
+// kernel unmounts it when the server has ended, however that ends.
 //
 // With [Options].Own, which the tests ask for, private comes before found.
 //

@@ -99,7 +99,6 @@ func logInNATS(conn net.Conn, lines *bufio.Reader, user *url.Userinfo) error {
 
 const (
 	natsReadyTimeout = 30 * time.Second
-	natsReadyPause   = 20 * time.Millisecond
 	natsUser         = "sagamill"
 )
 
@@ -120,7 +119,7 @@ func (r *run) privateNATS(ctx context.Context) (instance, error) {
 }
 
 // tryNATSServer starts the server once, on a port that is free now.
-func (r *run) tryNATSServer(ctx context.Context, server string, as *account) (instance, error) {
+func (r *run) tryNATSServer(ctx context.Context, path string, as *account) (instance, error) {
 	dir, err := r.dir.subdirectory("nats", as)
 	if err != nil {
 		return instance{}, err
@@ -134,27 +133,11 @@ func (r *run) tryNATSServer(ctx context.Context, server string, as *account) (in
 	if err != nil {
 		return instance{}, err
 	}
-	env := []string{"PATH=" + os.Getenv("PATH"), "HOME=" + dir, "LC_ALL=C"}
-	p, err := program{path: server, args: []string{"-c", config}, env: env, dir: dir, as: as}.startProgram(filepath.Join(r.dir.path, "nats.log"), syscall.SIGKILL)
-	if err != nil {
-		return instance{}, err
-	}
-	stop := func() error { return p.stopProcess(syscall.SIGKILL) } // its data need not survive
-	r.undoOnClose(stop)
-	if err := r.dir.recordProcess(p, config); err != nil {
-		return instance{}, errors.Join(err, stop())
-	}
 	u := url.URL{Scheme: "nats", User: url.UserPassword(natsUser, password), Host: loopback(port)}
-	in := instance{url: u.String()}
-	err = p.awaitReady(ctx, natsReadyTimeout, natsReadyPause, func(ctx context.Context) error {
-		in.what, err = probeNATS(ctx, findTimeout, in.url)
-		return err
+	return r.startServer(ctx, server{
+		program: program{path: path, args: []string{"-c", config}, env: serverEnvironment(dir), dir: dir, as: as},
+		name:    "nats-server", mark: config, stop: syscall.SIGKILL, patience: natsReadyTimeout, url: u.String(), probe: probeNATS,
 	})
-	if err != nil {
-		return instance{}, errors.Join(fmt.Errorf("nats-server: %w", err), stop())
-	}
-	in.what = fmt.Sprintf("started %s from %s, pid %d", in.what, server, p.pid)
-	return in, nil
 }
 
 // natsConfig writes the configuration. Only the server's account may read it, because it holds a password.

@@ -64,10 +64,11 @@ func npmPackage(goos, goarch string) (string, error) {
 // npmArchive returns the package's tarball from the cache, or fetches it. npm compares a fetched tarball with
 // the registry's digest.
 func (r *run) npmArchive(ctx context.Context, npm, name, version string) (string, error) {
-	cached, err := npmCache(name + "-" + version)
+	kept, err := cacheDirectory()
 	if err != nil {
-		cached = filepath.Join(r.dir.path, "postgres.tgz")
+		kept = r.dir.path
 	}
+	cached := filepath.Join(kept, "postgres-"+name+"-"+version+".tgz")
 	if fileExists(cached) {
 		return cached, nil
 	}
@@ -100,8 +101,8 @@ func (r *run) npmArchive(ctx context.Context, npm, name, version string) (string
 	return cached, os.Rename(packed[0], cached)
 }
 
-// npmCache returns where the tarball is kept, in a directory that exists.
-func npmCache(name string) (string, error) {
+// cacheDirectory returns where programs are kept that were fetched. It exists and takes files.
+func cacheDirectory() (string, error) {
 	cache, err := os.UserCacheDir()
 	if err != nil {
 		return "", err
@@ -114,7 +115,7 @@ func npmCache(name string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	return filepath.Join(dir, "postgres-"+name+".tgz"), errors.Join(probe.Close(), os.Remove(probe.Name()))
+	return dir, errors.Join(probe.Close(), os.Remove(probe.Name()))
 }
 
 // unpackTarball extracts the regular files of a .tgz below dir, readable for everyone.

@@ -20,7 +20,6 @@ const PoolerProgram = "pgbouncer"
 
 const (
 	poolerReadyTimeout = 30 * time.Second
-	poolerReadyPause   = 20 * time.Millisecond
 
 	// poolerConns are the connections to each database. They are fewer than a private server accepts, and
 	// enough that a test with open transactions does not keep another test waiting.
@@ -136,10 +135,9 @@ func newPooler(path string, as *account, dir *rundir, server string, conns int) 
 	if err != nil {
 		return nil, err
 	}
-	env := []string{"PATH=" + os.Getenv("PATH"), "HOME=" + files, "LC_ALL=C"}
 	return &Pooler{
 		URL: pooled, address: loopback(port), dir: dir,
-		program: program{path: path, args: []string{"-q", config}, env: env, dir: files, as: as},
+		program: program{path: path, args: []string{"-q", config}, env: serverEnvironment(files), dir: files, as: as},
 	}, nil
 }
 
@@ -150,7 +148,7 @@ func (p *Pooler) startPooler(ctx context.Context) error {
 		return err
 	}
 	if err = p.dir.recordProcess(p.process, p.program.dir); err == nil {
-		err = p.process.awaitReady(ctx, poolerReadyTimeout, poolerReadyPause, func(ctx context.Context) error {
+		err = p.process.awaitReady(ctx, poolerReadyTimeout, readyPause, func(ctx context.Context) error {
 			_, err := probePostgres(ctx, findTimeout, p.URL)
 			return err
 		})

@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
-	"fmt"
 	"net"
 	"net/url"
 	"os"
@@ -19,7 +18,6 @@ import (
 const (
 	initdbTimeout     = 60 * time.Second
 	pgReadyTimeout    = 60 * time.Second
-	pgReadyPause      = 50 * time.Millisecond
 	pgPrivateMaxConns = 400
 )
 
@@ -97,32 +95,18 @@ func (r *run) startPostgres(ctx context.Context, bin string) (instance, error) {
 	return attempts(func() (instance, error) { return r.tryPostgres(ctx, server) })
 }
 
-// tryPostgres starts the server once, on a port that is free now.
-func (r *run) tryPostgres(ctx context.Context, server pgServer) (instance, error) {
+// tryPostgres starts the server once, on a port that is free now. SIGQUIT is an immediate shutdown.
+func (r *run) tryPostgres(ctx context.Context, s pgServer) (instance, error) {
 	port, err := freePort()
 	if err != nil {
 		return instance{}, err
 	}
-	p, err := server.startServer(port, filepath.Join(r.dir.path, "postgres.log"))
-	if err != nil {
-		return instance{}, err
-	}
-	// SIGQUIT is an immediate shutdown: the data need not survive.
-	stop := func() error { return p.stopProcess(syscall.SIGQUIT) }
-	r.undoOnClose(stop)
-	if err := r.dir.recordProcess(p, server.dir); err != nil {
-		return instance{}, errors.Join(err, stop())
-	}
-	in := instance{url: postgresURL(url.UserPassword("postgres", server.password), loopback(port), "postgres"), bin: server.bin}
-	err = p.awaitReady(ctx, pgReadyTimeout, pgReadyPause, func(ctx context.Context) error {
-		in.what, err = probePostgres(ctx, findTimeout, in.url)
-		return err
+	in, err := r.startServer(ctx, server{
+		program: s.serverProgram(port), name: "postgres", mark: s.dir, stop: syscall.SIGQUIT, patience: pgReadyTimeout,
+		url: postgresURL(url.UserPassword("postgres", s.password), loopback(port), "postgres"), probe: probePostgres,
 	})
-	if err != nil {
-		return instance{}, errors.Join(fmt.Errorf("postgres: %w", err), stop())
-	}
-	in.what = fmt.Sprintf("started %s from %s, pid %d", in.what, server.bin, p.pid)
-	return in, nil
+	in.bin = s.bin
+	return in, err
 }
 
 // A pgServer is a data directory and its server.
@@ -137,7 +121,7 @@ type pgServer struct {
 // programNamed returns one of the server's programs, run as its account.
 func (s pgServer) programNamed(name string, args ...string) program {
 	// Without our environment's PG* variables and locale.
-	env := []string{"PATH=" + os.Getenv("PATH"), "HOME=" + s.dir, "LC_ALL=C", "TZ=UTC"}
+	env := append(serverEnvironment(s.dir), "TZ=UTC")
 	return program{path: filepath.Join(s.bin, name), args: args, env: env, dir: s.dir, as: s.as}
 }
 
@@ -160,8 +144,8 @@ func (s pgServer) init(ctx context.Context) error {
 	return err
 }
 
-// startServer leaves fsync on: benchmarks on a private server must include the cost of commits.
-func (s pgServer) startServer(port int, log string) (*process, error) {
+// serverProgram leaves fsync on: benchmarks on a private server must include the cost of commits.
+func (s pgServer) serverProgram(port int) program {
 	args := []string{
 		"-D", s.dataDirectory(), "-p", strconv.Itoa(port),
 		"-c", "listen_addresses=127.0.0.1",
@@ -173,7 +157,7 @@ func (s pgServer) startServer(port int, log string) (*process, error) {
 	}
 	server := s.programNamed("postgres", args...)
 	server.env = append(server.env, s.env...)
-	return server.startProgram(log, syscall.SIGQUIT)
+	return server
 }
 
 // loopback returns the address of port on this machine, by number: the name may also resolve to an IPv6

@@ -278,14 +278,26 @@ func checkNoOwnDatabase(t *testing.T, r *run, log *bytes.Buffer, dsn string) {
 
 func TestPrivateRabbit(t *testing.T) {
 	t.Parallel()
-	if rabbitServerPath() == "" {
-		needtest.Missing(t, "rabbitmq", "no rabbitmq-server on this machine")
+	rabbit, err := FindRabbitMQ()
+	if err != nil {
+		needtest.Missing(t, "rabbitmq", "%v", err)
 	}
 	r, _ := newTestRun(t)
 	in, err := r.privateRabbit(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
+	processes := 1
+	if rabbit.Program("epmd") != "" {
+		processes = 2
+	}
+	checkRabbitRuns(t, in)
+	checkClosed(t, r, processes)
+}
+
+// checkRabbitRuns checks that a private broker has quorum queues, and that its description has no password.
+func checkRabbitRuns(t *testing.T, in instance) {
+	t.Helper()
 	u, err := url.Parse(in.url)
 	if err != nil || strings.Contains(in.what, password(u)) {
 		t.Errorf("%q shows the password (%v)", in.what, err)
@@ -302,11 +314,6 @@ func TestPrivateRabbit(t *testing.T) {
 	if _, err := ch.QueueDeclare("q", true, false, false, false, amqp.Table{amqp.QueueTypeArg: amqp.QueueTypeQuorum}); err != nil {
 		t.Errorf("declare a quorum queue: %v", err)
 	}
-	processes := 1
-	if epmdPath() != "" {
-		processes = 2
-	}
-	checkClosed(t, r, processes)
 }
 
 // A run that is killed takes its server with it, and the next run removes its

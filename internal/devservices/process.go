@@ -20,6 +20,7 @@ const (
 	stopTimeout = 10 * time.Second // from the signal to SIGKILL
 	killTimeout = 10 * time.Second // from SIGKILL to giving up
 	pipeTimeout = 5 * time.Second  // for grandchildren that keep a command's output open
+	readyPause  = 20 * time.Millisecond
 
 	startAttempts = 3   // of one server; each has other ports
 	errorTail     = 600 // bytes of a server's output that go into an error
@@ -32,6 +33,7 @@ type program struct {
 	env  []string // nil: ours
 	dir  string
 	as   *account // nil: ourselves
+	usr  string   // what it sees in the place of /usr, see [debianTree]; "": this machine's. runProgram ignores it
 }
 
 // buildCommand returns p ready to start. Its credential also clears the supplementary groups, because the
@@ -72,6 +74,12 @@ func tailOfOutput(out []byte) string {
 	return ": " + strings.ToValidUTF8(string(out), "")
 }
 
+// serverEnvironment returns the environment of a server with its files in dir: little of ours, which may be meant for
+// another server.
+func serverEnvironment(dir string) []string {
+	return []string{"PATH=" + os.Getenv("PATH"), "HOME=" + dir, "LC_ALL=C"}
+}
+
 // A process is a server that ends with this process.
 type process struct {
 	pid  int
@@ -95,20 +103,72 @@ func (p program) startProgram(logFile string, death syscall.Signal) (*process, e
 	started := make(chan error, 1)
 	done := make(chan struct{})
 	go func() {
-		// For the kernel the parent is the thread that forked: it must not end before the child.
-		runtime.LockOSThread()
-		defer runtime.UnlockOSThread()
 		defer close(done)
-		err := cmd.Start()
-		started <- err
-		if err == nil {
+		err := forkThread(p.usr, func() error {
+			if err := cmd.Start(); err != nil {
+				return err
+			}
+			started <- nil
 			_ = cmd.Wait() // how a server ended is in its log
+			return nil
+		})
+		if err != nil {
+			started <- err
 		}
 	}()
 	if err := <-started; err != nil {
 		return nil, err
 	}
 	return &process{pid: cmd.Process.Pid, log: logFile, done: done}, nil
+}
+
+// forkThread calls start, which starts a child and waits for its end, on a thread of its own. For the kernel this thread
+// is the parent: it must not end before the child. The child sees the directory usr, if there is one, in the place of
+// /usr. The thread is never unlocked, so that it ends with its view.
+func forkThread(usr string, start func() error) error {
+	done := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread()
+		err := replaceUsr(usr)
+		if err == nil {
+			err = start()
+		}
+		done <- err
+	}()
+	return <-done
+}
+
+// A server is a private server that ends with the run.
+type server struct {
+	program
+	name, mark string         // the latter is part of its command line
+	stop       syscall.Signal // ends it at once: its data need not survive
+	patience   time.Duration  // until it answers
+	url        string
+	probe      func(ctx context.Context, timeout time.Duration, url string) (what string, err error)
+}
+
+// startServer starts s and returns when it answers.
+func (r *run) startServer(ctx context.Context, s server) (instance, error) {
+	p, err := s.startProgram(filepath.Join(r.dir.path, s.name+".log"), s.stop)
+	if err != nil {
+		return instance{}, err
+	}
+	stop := func() error { return p.stopProcess(s.stop) }
+	r.undoOnClose(stop)
+	if err := r.dir.recordProcess(p, s.mark); err != nil {
+		return instance{}, errors.Join(err, stop())
+	}
+	in := instance{url: s.url}
+	err = p.awaitReady(ctx, s.patience, readyPause, func(ctx context.Context) error {
+		in.what, err = s.probe(ctx, findTimeout, s.url)
+		return err
+	})
+	if err != nil {
+		return instance{}, errors.Join(fmt.Errorf("%s: %w", s.name, err), stop())
+	}
+	in.what = fmt.Sprintf("started %s from %s%s, pid %d", in.what, strings.TrimSuffix(s.usr, "/usr"), s.path, p.pid)
+	return in, nil
 }
 
 // stopProcess sends sig to the whole group, and SIGKILL to processes of it that remain after a while. It
@@ -152,8 +212,8 @@ func (p *process) awaitReady(ctx context.Context, timeout, pause time.Duration, 
 	defer cancel()
 	for {
 		err := ready(ctx)
-		if err == nil {
-			return nil
+		if err == nil || errors.Is(err, errRefused) {
+			return err
 		}
 		select {
 		case <-p.done:

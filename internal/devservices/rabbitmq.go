@@ -7,9 +7,7 @@ import (
 	"fmt"
 	"net/url"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -28,8 +26,16 @@ const (
 )
 
 func (r *run) rabbitWays() []way {
+	env := way{"env", func(context.Context) (instance, error) { return namedRabbit(os.Getenv("AMQP_URL")) }}
+	if r.rabbit != "" {
+		last := way{"apt", r.aptRabbit}
+		if debianSuites[r.rabbit] != "" {
+			last = way{"debian", r.debianRabbit}
+		}
+		return []way{env, {"private", r.privateRabbit}, last}
+	}
 	return []way{
-		{"env", func(context.Context) (instance, error) { return namedRabbit(os.Getenv("AMQP_URL")) }},
+		env,
 		{"found", findRabbit},
 		{"docker", r.dockerRabbit},
 		{"private", r.privateRabbit},
@@ -83,6 +89,9 @@ func probeRabbit(timeout time.Duration, broker string) (_ string, err error) {
 		return "", err
 	}
 	defer func() { err = errors.Join(err, conn.CloseDeadline(time.Now().Add(timeout))) }()
+	if err := CheckRabbitVersion(conn); err != nil {
+		return "", err
+	}
 	ch, err := conn.Channel()
 	if err != nil {
 		return "", err
@@ -96,15 +105,14 @@ func probeRabbit(timeout time.Duration, broker string) (_ string, err error) {
 
 const (
 	rabbitReadyTimeout = 90 * time.Second // it takes 3 to 20 s to boot
-	rabbitReadyPause   = 50 * time.Millisecond
 	rabbitUser         = "sagamill"
 )
 
 // privateRabbit starts RabbitMQ from installed binaries.
 func (r *run) privateRabbit(ctx context.Context) (instance, error) {
-	server := rabbitServerPath()
-	if server == "" {
-		return instance{}, serviceAbsent("no rabbitmq-server on this machine")
+	rabbit, err := findRabbitMQ(r.rabbit)
+	if err != nil {
+		return instance{}, err
 	}
 	as, err := unprivileged(ctx, "rabbitmq")
 	if err != nil {
@@ -113,56 +121,26 @@ func (r *run) privateRabbit(ctx context.Context) (instance, error) {
 	if _, err := r.runDirectory(); err != nil {
 		return instance{}, err
 	}
-	return attempts(func() (instance, error) { return r.tryRabbit(ctx, server, as) })
-}
-
-// rabbitServerPath returns the start script. Debian's script on PATH insists on its account, so the script
-// that it calls comes first.
-func rabbitServerPath() string {
-	paths := []string{
-		"/usr/lib/rabbitmq/bin/rabbitmq-server",
-		"/opt/homebrew/sbin/rabbitmq-server",
-		"/usr/local/sbin/rabbitmq-server",
-	}
-	if path, err := exec.LookPath("rabbitmq-server"); err == nil {
-		paths = append(paths, path)
-	}
-	i := slices.IndexFunc(paths, executable)
-	if i < 0 {
-		return ""
-	}
-	return paths[i]
+	return attempts(func() (instance, error) { return r.tryRabbit(ctx, rabbit, as) })
 }
 
 // tryRabbit starts a broker in a new directory: a broker that failed may have left half a database in the old
 // one.
-func (r *run) tryRabbit(ctx context.Context, server string, as *account) (instance, error) {
+func (r *run) tryRabbit(ctx context.Context, rabbit *RabbitMQ, as *account) (instance, error) {
 	node, err := newRabbitNode(r.dir, as)
 	if err != nil {
 		return instance{}, err
 	}
-	if err := r.startEpmd(node); err != nil {
+	if err := r.startEpmd(rabbit, node); err != nil {
 		return instance{}, err
 	}
-	p, err := program{path: server, env: node.environment(), dir: node.dir, as: as}.startProgram(filepath.Join(r.dir.path, "rabbitmq.log"), syscall.SIGTERM)
-	if err != nil {
-		return instance{}, err
-	}
-	stop := func() error { return p.stopProcess(syscall.SIGKILL) } // its data need not survive
-	r.undoOnClose(stop)
-	if err := r.dir.recordProcess(p, node.dir); err != nil {
-		return instance{}, errors.Join(err, stop())
-	}
-	in := instance{url: node.brokerURL()}
-	err = p.awaitReady(ctx, rabbitReadyTimeout, rabbitReadyPause, func(context.Context) error {
-		in.what, err = probeRabbit(findTimeout, in.url)
-		return err
+	return r.startServer(ctx, server{
+		program: program{path: rabbit.Server, usr: rabbit.usr, env: node.environment(), dir: node.dir, as: as},
+		name:    "rabbitmq-server", mark: node.dir, stop: syscall.SIGKILL, patience: rabbitReadyTimeout, url: node.brokerURL(),
+		probe: func(_ context.Context, timeout time.Duration, url string) (string, error) {
+			return probeRabbit(timeout, url)
+		},
 	})
-	if err != nil {
-		return instance{}, errors.Join(fmt.Errorf("rabbitmq-server: %w", err), stop())
-	}
-	in.what = fmt.Sprintf("started %s from %s, pid %d", in.what, server, p.pid)
-	return in, nil
 }
 
 // A rabbitNode is a broker with a private name, ports, cookie and files.
@@ -235,31 +213,18 @@ func (n *rabbitNode) environment() []string {
 
 // startEpmd starts Erlang's port mapper, which a node needs, as a child of this process. The node would start
 // one that outlives it.
-func (r *run) startEpmd(n *rabbitNode) error {
-	path := epmdPath()
+func (r *run) startEpmd(rabbit *RabbitMQ, n *rabbitNode) error {
+	path := rabbit.Program("epmd")
 	if path == "" {
 		return nil // the node finds its own
 	}
 	port := strconv.Itoa(n.epmd)
 	p, err := program{
-		path: path, args: []string{"-address", "127.0.0.1", "-port", port}, env: n.environment(), dir: n.dir, as: n.as,
+		path: path, usr: rabbit.usr, args: []string{"-address", "127.0.0.1", "-port", port}, env: n.environment(), dir: n.dir, as: n.as,
 	}.startProgram(filepath.Join(r.dir.path, "epmd.log"), syscall.SIGKILL)
 	if err != nil {
 		return err
 	}
 	r.undoOnClose(func() error { return p.stopProcess(syscall.SIGKILL) })
 	return r.dir.recordProcess(p, strings.Join([]string{"-port", port}, " "))
-}
-
-// epmdPath returns the path of the port mapper. It is installed with Erlang, but not always on PATH.
-func epmdPath() string {
-	if path, err := exec.LookPath("epmd"); err == nil {
-		return path
-	}
-	for _, pattern := range []string{"/usr/lib/erlang/erts-*/bin/epmd", "/usr/local/lib/erlang/erts-*/bin/epmd", "/opt/homebrew/lib/erlang/erts-*/bin/epmd"} {
-		if found, _ := filepath.Glob(pattern); len(found) > 0 {
-			return found[0]
-		}
-	}
-	return ""
 }

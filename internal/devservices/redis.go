@@ -184,10 +184,7 @@ func (s redisSession) sendCommand(command ...string) (string, error) {
 	return string(text[:size]), nil
 }
 
-const (
-	redisReadyTimeout = 30 * time.Second
-	redisReadyPause   = 20 * time.Millisecond
-)
+const redisReadyTimeout = 30 * time.Second
 
 // privateRedis starts Redis from an installed binary.
 func (r *run) privateRedis(ctx context.Context) (instance, error) {
@@ -206,7 +203,7 @@ func (r *run) privateRedis(ctx context.Context) (instance, error) {
 }
 
 // tryRedis starts the server once, on a port that is free now.
-func (r *run) tryRedis(ctx context.Context, server string, as *account) (instance, error) {
+func (r *run) tryRedis(ctx context.Context, path string, as *account) (instance, error) {
 	dir, err := r.dir.subdirectory("redis", as)
 	if err != nil {
 		return instance{}, err
@@ -220,28 +217,12 @@ func (r *run) tryRedis(ctx context.Context, server string, as *account) (instanc
 	if err != nil {
 		return instance{}, err
 	}
-	env := []string{"PATH=" + os.Getenv("PATH"), "HOME=" + dir, "LC_ALL=C"}
-	p, err := program{path: server, args: []string{config}, env: env, dir: dir, as: as}.startProgram(filepath.Join(r.dir.path, "redis.log"), syscall.SIGKILL)
-	if err != nil {
-		return instance{}, err
-	}
-	stop := func() error { return p.stopProcess(syscall.SIGKILL) } // its data need not survive
-	r.undoOnClose(stop)
-	// Redis changes its command line to its name and its address.
-	if err := r.dir.recordProcess(p, loopback(port)); err != nil {
-		return instance{}, errors.Join(err, stop())
-	}
 	u := url.URL{Scheme: "redis", User: url.UserPassword("", password), Host: loopback(port), Path: "/0"}
-	in := instance{url: u.String()}
-	err = p.awaitReady(ctx, redisReadyTimeout, redisReadyPause, func(ctx context.Context) error {
-		in.what, err = probeRedis(ctx, findTimeout, in.url)
-		return err
+	return r.startServer(ctx, server{
+		program: program{path: path, args: []string{config}, env: serverEnvironment(dir), dir: dir, as: as},
+		// Redis changes its command line to its name and its address.
+		name: "redis-server", mark: loopback(port), stop: syscall.SIGKILL, patience: redisReadyTimeout, url: u.String(), probe: probeRedis,
 	})
-	if err != nil {
-		return instance{}, errors.Join(fmt.Errorf("redis-server: %w", err), stop())
-	}
-	in.what = fmt.Sprintf("started %s from %s, pid %d", in.what, server, p.pid)
-	return in, nil
 }
 
 // redisConfig writes the configuration. Only the server's account may read it, because it holds a password.

@@ -14,10 +14,10 @@ import (
 const stepsVariable = "SAGAMILL_SERVICES"
 
 // wayNames is every name that SAGAMILL_SERVICES may hold, in order.
-var wayNames = []string{"env", "found", "docker", "private", "npm", "apt", "inproc", "none"}
+var wayNames = []string{"env", "found", "docker", "private", "npm", "debian", "apt", "inproc", "none"}
 
 // privateWays are the ways that start servers for the run.
-var privateWays = []string{"private", "npm", "apt"}
+var privateWays = []string{"private", "npm", "debian", "apt"}
 
 // errNotHere refuses privateWays on a system without them.
 var errNotHere = serviceAbsent("this system runs no private servers: start Docker, or name a server by its variable")
@@ -63,6 +63,7 @@ type run struct {
 	noInstall  bool      // the user forbids to install packages and to fetch servers
 	ways       []string  // those allowed
 	postgres   pgChoice
+	rabbit     string   // the version that is asked for, as 4.3; "": any
 	pgEnv      []string // of a private PostgreSQL
 	pgSettings []string // likewise
 	dir        *rundir  // nil until something needs files

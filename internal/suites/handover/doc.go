@@ -13,5 +13,6 @@
 //   - a consumer without its database is not ready, and consumes again when it has it;
 //   - if nobody has the database nobody consumes, and that costs one delivery.
 //
-// The tests run on the broker of AMQP_URL, and on one of RabbitMQ 4.3 if SAGAMILL_TEST_AMQP43_URL names it.
+// The tests run on the broker of AMQP_URL. `make test-rabbitmq RABBITMQ=4.3 PKG=./internal/suites/handover` runs them on
+// RabbitMQ 4.3.
 package handover

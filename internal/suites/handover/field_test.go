@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"log/slog"
-	"os"
 	"strconv"
 	"strings"
 	"sync"
@@ -23,7 +22,6 @@ import (
 	"github.com/sagamill/sagamill/consumer"
 	"github.com/sagamill/sagamill/internal/backoff"
 	"github.com/sagamill/sagamill/internal/stepkey"
-	"github.com/sagamill/sagamill/internal/testing/needtest"
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
 	"github.com/sagamill/sagamill/internal/testing/rabbittest"
 	"github.com/sagamill/sagamill/outbox"
@@ -39,22 +37,6 @@ const (
 	sqlCreateEffect = `CREATE TABLE {schema}.effect (id bigserial PRIMARY KEY, who text NOT NULL, key text NOT NULL, n int NOT NULL, deliveries int NOT NULL)`
 )
 
-// brokerVariable names a running broker of RabbitMQ 4.3.
-const brokerVariable = "SAGAMILL_TEST_AMQP43_URL"
-
-// onEachBroker runs do on each broker.
-func onEachBroker(t *testing.T, do func(t *testing.T, url string)) {
-	t.Run("shared", func(t *testing.T) { t.Parallel(); do(t, rabbittest.URL()) })
-	t.Run("4.3", func(t *testing.T) {
-		t.Parallel()
-		url := os.Getenv(brokerVariable)
-		if url == "" {
-			needtest.Missing(t, "rabbitmq-4.3", "%s names no broker", brokerVariable)
-		}
-		do(t, url)
-	})
-}
-
 // A work is the payload of a message.
 type work struct {
 	N int `json:"n"`
@@ -65,16 +47,15 @@ type field struct {
 	*testing.T
 	pool      *pgxpool.Pool // past the paths
 	schema    string
-	url       string
 	prefix    string
 	publisher *rabbitmq.Publisher
 	published int  // messages of each key
 	ordered   bool // the step is: a handler may lose its connection, which parks its message
 }
 
-func newField(t *testing.T, url string) *field {
+func newField(t *testing.T) *field {
 	t.Helper()
-	f := &field{T: t, url: url, prefix: rabbittest.Name()}
+	f := &field{T: t, prefix: rabbittest.Name()}
 	f.pool, f.schema = pgtest.Schema(t, sqlCreateEffect)
 	topology := f.topology()
 	if err := rabbitmq.DeclareTopology(t.Context(), topology, topic); err != nil {
@@ -91,7 +72,7 @@ func newField(t *testing.T, url string) *field {
 
 func (f *field) topology() wamqp.Config {
 	f.Helper()
-	c, err := rabbitmq.NewConfig(f.url, service, &rabbitmq.ConfigOptions{Prefix: f.prefix, SingleActiveConsumer: true})
+	c, err := rabbitmq.NewConfig(rabbittest.URL(), service, &rabbitmq.ConfigOptions{Prefix: f.prefix, SingleActiveConsumer: true})
 	if err != nil {
 		f.Fatal(err)
 	}
@@ -99,7 +80,7 @@ func (f *field) topology() wamqp.Config {
 }
 
 func (f *field) deleteTopology() {
-	connection, err := amqp.Dial(f.url)
+	connection, err := amqp.Dial(rabbittest.URL())
 	if err != nil {
 		f.Errorf("clean up: %v", err)
 		return

@@ -21,8 +21,8 @@ const (
 	reportVariable = "SAGAMILL_NOT_TESTED"
 )
 
-// names are the names that SAGAMILL_REQUIRE may hold.
-var names = []string{"postgres", "postgres-client", "rabbitmq", "rabbitmq-4.3", "redis", "nats", "pgbouncer", "node", "chromium"}
+// names are the names that SAGAMILL_REQUIRE may hold. internal/tools/with looks for the versions of RabbitMQ.
+var names = []string{"postgres", "postgres-client", "rabbitmq", "rabbitmq-3.10", "rabbitmq-4.0", "rabbitmq-4.3", "redis", "nats", "pgbouncer", "node", "chromium"}
 
 // Missing ends t, because the machine lacks the thing called name; format and args give the details. The test
 // fails if SAGAMILL_REQUIRE names it, and is skipped otherwise.

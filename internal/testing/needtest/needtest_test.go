@@ -41,7 +41,7 @@ func TestWhatIsMissingIsNoSecret(t *testing.T) {
 		"nothing is required":    {"", "", "NOT TESTED: no node here", "NOT TESTED: TestProbe: no node here\n"},
 		"another is required":    {"redis,nats", "", "NOT TESTED: no node here", "NOT TESTED: TestProbe: no node here\n"},
 		"it is required":         {"redis, node", "SAGAMILL_REQUIRE asks for node: no node here", "", ""},
-		"what is no name at all": {"nodejs", `SAGAMILL_REQUIRE: there is no "nodejs" (there are postgres, postgres-client, rabbitmq, rabbitmq-4.3, redis, nats, pgbouncer, node, chromium)`, "", ""},
+		"what is no name at all": {"nodejs", `SAGAMILL_REQUIRE: there is no "nodejs" (there are postgres, postgres-client, rabbitmq, rabbitmq-3.10, rabbitmq-4.0, rabbitmq-4.3, redis, nats, pgbouncer, node, chromium)`, "", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "report")

@@ -38,11 +38,17 @@ true->rabbit_nodes:list_running();false->rabbit_nodes:all_running() end]))`
 // Seen returns the nodes that run, in the view of node i, which is one of them.
 func (c *Cluster) Seen(i int) ([]int, error) { return c.askNode(i, viewNodes) }
 
+// HandlesPartitions reports whether node i obeys [Options.Partitions]. RabbitMQ 4.3 does not, whatever it is told.
+func (c *Cluster) HandlesPartitions(i int) (bool, error) {
+	out, err := c.nodes[i].Eval("erlang:function_exported(rabbit_node_monitor,partitions,0)")
+	return out == "true", err
+}
+
 // Partitions returns the nodes that are partitioned from node i: node i was cut off from them and does not
 // share its tables with them since, though they see each other. It is empty again after a restart of one
-// side.
+// side. RabbitMQ 4.3 has no such state, because a majority decides on its tables: nodes that see each other share them.
 func (c *Cluster) Partitions(i int) ([]int, error) {
-	return c.askNode(i, `lists:flatten(lists:join(" ",[atom_to_list(N)||N<-rabbit_node_monitor:partitions()]))`)
+	return c.askNode(i, `lists:flatten(lists:join(" ",[atom_to_list(N)||N<-try rabbit_node_monitor:partitions() catch error:undef->[] end]))`)
 }
 
 // askNode returns the nodes whose names an expression returns, as one string.

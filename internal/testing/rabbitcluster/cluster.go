@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"github.com/sagamill/sagamill/internal/testing/rabbitnode"
@@ -61,9 +60,6 @@ type Cluster struct {
 	autoheal bool
 	network  *network
 	links    [Size][Size]*link // from, to; nil: from a node to itself
-
-	// admitted is the last node that finds the ones before it, while the cluster forms.
-	admitted atomic.Int32
 }
 
 // Start starts a cluster and returns when each node sees all others. The error is [rabbitnode.ErrAbsent] if
@@ -83,15 +79,13 @@ func Start(opts *Options) (*Cluster, error) {
 	return c, nil
 }
 
-// formCluster starts all nodes at once and lets them join one after the other. A node that joins one that is
-// still starting gets its feature flags half set, and declares no quorum queue.
+// formCluster starts the nodes one after the other. All at once, a node of RabbitMQ 4 that starts before the first forms
+// a cluster of its own, and a node of 3.10 that joins one that is still starting gets its feature flags half set.
 func (c *Cluster) formCluster() error {
-	err := c.eachNode(func(i int) error {
-		defer c.admitted.Store(int32(i + 1)) // the next one, which waits, also after an error
-		return c.Start(i)
-	})
-	if err != nil {
-		return err
+	for i := range c.nodes {
+		if err := c.Start(i); err != nil {
+			return err
+		}
 	}
 	return c.AwaitAll()
 }
@@ -130,12 +124,10 @@ func (c *Cluster) buildNodes(opts *Options) error {
 // nodeOptions returns the options of the node called prefix with its index.
 func nodeOptions(opts *Options, prefix, cookie string, index, mapper int) *rabbitnode.Options {
 	config := fmt.Sprintf("cluster_partition_handling = %s\n", cmp.Or(opts.Partitions, Ignore))
-	if index > 0 { // the first node forms the cluster, the others wait until they can join it
+	if index > 0 { // the first node forms the cluster, the others join it
 		config += fmt.Sprintf("cluster_formation.peer_discovery_backend = classic_config\n"+
 			"cluster_formation.classic_config.nodes.1 = %s0@localhost\n"+
-			"cluster_formation.classic_config.nodes.2 = %[1]s%[2]d@localhost\n"+
-			"cluster_formation.discovery_retry_limit = 1200\n"+
-			"cluster_formation.discovery_retry_interval = 100\n", prefix, index)
+			"cluster_formation.classic_config.nodes.2 = %[1]s%[2]d@localhost\n", prefix, index)
 	}
 	tick := cmp.Or(opts.NetTick, DefaultNetTick)
 	return &rabbitnode.Options{

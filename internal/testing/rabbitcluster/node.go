@@ -95,11 +95,8 @@ func (n *Node) lookUpPeer(name string) *registration {
 }
 
 // peerRegistrations returns the other nodes that run, or that the network hides, with the ports of the links
-// to them. A node that may not join yet has none.
+// to them.
 func (n *Node) peerRegistrations() []*registration {
-	if n.index > int(n.cluster.admitted.Load()) {
-		return nil
-	}
 	var found []*registration
 	for i, other := range n.cluster.nodes {
 		l := n.cluster.links[n.index][i]

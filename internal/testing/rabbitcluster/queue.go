@@ -31,11 +31,12 @@ func queueName(queue string) string {
 
 // viewExpression returns the view of a node of a quorum queue: the state of the node's member, the node that
 // it follows, and the nodes with a member. A member that has lost its leader names it until the next
-// election, but does not follow it.
+// election, but does not follow it. RabbitMQ 4.3 has a map in place of the list of nodes.
 const viewExpression = `{ok,Q}=rabbit_amqqueue:lookup(%s),{N,_}=amqqueue:get_pid(Q),
 S=try ets:lookup_element(ra_state,N,2) catch _:_->none end,
 L=case ra_leaderboard:lookup_leader(N) of {_,A}->case lists:member(A,[node()|nodes()]) of true->A;_->none end;_->none end,
-lists:flatten(io_lib:format("~s ~s",[S,L])++[[32|atom_to_list(M)]||M<-maps:get(nodes,amqqueue:get_type_state(Q))])`
+lists:flatten(io_lib:format("~s ~s",[S,L])++[[32|atom_to_list(M)]||
+M<-case maps:get(nodes,amqqueue:get_type_state(Q)) of X when is_map(X)->maps:keys(X);X->X end])`
 
 // A view is the state of a queue as one node knows it.
 type view struct {

@@ -75,9 +75,9 @@ func (n *Node) Sync() error {
 // one. If Erlang has its C interface, it takes some ten milliseconds, else a second. Like rabbitmqctl it waits
 // for a node that accepts connections, but whose application is not running yet.
 func (n *Node) Eval(expressions string) (string, error) {
-	call, lookErr := exec.LookPath("erl_call")
-	cookie, readErr := os.ReadFile(n.cookieFile())
-	if lookErr != nil || readErr != nil {
+	call := n.rabbit.Program("erl_call")
+	cookie, err := os.ReadFile(n.cookieFile())
+	if call == "" || err != nil {
 		out, err := n.Ctl("eval", expressions+".")
 		return strings.TrimSpace(out), err
 	}
@@ -115,7 +115,7 @@ const stillStarts = "requires the 'rabbit' app to be running"
 
 // CtlWith is Ctl for a command that reads input, such as a password.
 func (n *Node) CtlWith(input string, args ...string) (string, error) {
-	path, line := filepath.Join(filepath.Dir(n.server), "rabbitmqctl"), append([]string{"--quiet", "--node", n.name}, args...)
+	path, line := filepath.Join(filepath.Dir(n.rabbit.Server), "rabbitmqctl"), append([]string{"--quiet", "--node", n.name}, args...)
 	for deadline := time.Now().Add(ctlTimeout); ; {
 		out, err := n.runTool(strings.NewReader(input), path, line...)
 		if err == nil {
@@ -146,6 +146,10 @@ func (n *Node) runTool(input *strings.Reader, path string, args ...string) (stri
 		}
 		return err
 	}
-	out, err := run.CombinedOutput()
+	var out []byte
+	err := n.rabbit.Fork(func() (err error) {
+		out, err = run.CombinedOutput()
+		return err
+	})
 	return string(out), err
 }

@@ -11,7 +11,6 @@ import (
 	"os/exec"
 	"os/user"
 	"path/filepath"
-	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
@@ -29,12 +28,8 @@ const bootTimeout = 2 * time.Minute
 // bootPause is the pause between two looks whether a node accepts connections.
 const bootPause = 100 * time.Millisecond
 
-// ErrAbsent reports that RabbitMQ is not installed on this machine.
-var ErrAbsent = errors.New("rabbitnode: no RabbitMQ server is installed on this machine")
-
-// serverPaths are the places of the server. The wrapper in PATH insists on the system's node, so it is not
-// used.
-var serverPaths = []string{"/usr/lib/rabbitmq/bin/rabbitmq-server", "/opt/rabbitmq/sbin/rabbitmq-server", "/usr/local/sbin/rabbitmq-server"}
+// ErrAbsent reports that this machine has no RabbitMQ, or none of the version that SAGAMILL_RABBITMQ asks for.
+var ErrAbsent = devservices.ErrNoRabbitMQ
 
 // Options are the settings of a [Node].
 type Options struct {
@@ -66,31 +61,26 @@ type ClusterOptions struct {
 
 // A Node is a private RabbitMQ. Its methods are for one goroutine at a time.
 type Node struct {
-	server, dir, name string
-	port, secure      int // secure: with TLS; 0: none
-	dist, mapper      int
-	cluster           *ClusterOptions     // nil: the node is alone and runs its own mapper
-	reserved          []io.Closer         // holds on the ports
-	owner             *syscall.Credential // nil: the caller's own user
-	run, ports        *child              // the node and its port mapper; nil: not running
+	rabbit       *devservices.RabbitMQ
+	dir, name    string
+	port, secure int // secure: with TLS; 0: none
+	dist, mapper int
+	cluster      *ClusterOptions     // nil: the node is alone and runs its own mapper
+	reserved     []io.Closer         // holds on the ports
+	owner        *syscall.Credential // nil: the caller's own user
+	run, ports   *child              // the node and its port mapper; nil: not running
 }
 
-// New makes the directory of a node. It starts nothing. The error is [ErrAbsent] if RabbitMQ is not
-// installed.
+// New makes the directory of a node. It starts nothing. The error is [ErrAbsent] if this machine has no RabbitMQ.
 func New(opts *Options) (*Node, error) {
 	if opts == nil {
 		opts = &Options{}
 	}
 	n := &Node{name: "t-" + strings.ToLower(rand.Text()[:14]) + "-node@localhost", cluster: opts.Cluster}
-	for _, path := range serverPaths {
-		if _, err := os.Stat(path); err == nil && n.server == "" {
-			n.server = path
-		}
-	}
-	if n.server == "" {
-		return nil, ErrAbsent
-	}
 	var err error
+	if n.rabbit, err = devservices.FindRabbitMQ(); err != nil {
+		return nil, err
+	}
 	if n.dir, err = os.MkdirTemp(cmp.Or(opts.Parent, os.TempDir()), "rabbitnode-"); err != nil {
 		return nil, fmt.Errorf("rabbitnode: %w", err)
 	}
@@ -180,13 +170,13 @@ func (n *Node) Start() error {
 		return fmt.Errorf("rabbitnode: start the port mapper: %w", err)
 	}
 	var err error
-	if n.run, err = n.launchServer(n.Output(), n.server); err != nil {
+	if n.run, err = n.launchServer(n.Output(), n.rabbit.Server); err != nil {
 		return fmt.Errorf("rabbitnode: start: %w", err)
 	}
 	for deadline := time.Now().Add(bootTimeout); ; {
 		connection, err := amqp.Dial(n.URL())
 		if err == nil {
-			return connection.Close()
+			return errors.Join(devservices.CheckRabbitVersion(connection), connection.Close())
 		}
 		select {
 		case <-n.run.exited:
@@ -206,8 +196,8 @@ func (n *Node) startMapper() (err error) {
 	if n.ports != nil || n.cluster != nil {
 		return nil
 	}
-	path, err := exec.LookPath("epmd")
-	if err != nil {
+	path := n.rabbit.Program("epmd")
+	if path == "" {
 		return nil // the node finds its own
 	}
 	n.ports, err = n.launchServer(os.DevNull, path, "-address", "127.0.0.1", "-port", strconv.Itoa(n.mapper))
@@ -325,12 +315,17 @@ func (n *Node) launchServer(output, path string, args ...string) (*child, error)
 	devservices.DieWithParent(c.cmd.SysProcAttr, syscall.SIGKILL)
 	started := make(chan error, 1)
 	go func() { // ends with the process
-		runtime.LockOSThread() // the kernel takes the thread that forked for the parent
-		defer runtime.UnlockOSThread()
 		defer close(c.exited)
-		err := c.cmd.Start()
-		if started <- err; err == nil {
+		err := n.rabbit.Fork(func() error {
+			if err := c.cmd.Start(); err != nil {
+				return err
+			}
+			started <- nil
 			_ = c.cmd.Wait()
+			return nil
+		})
+		if err != nil {
+			started <- err
 		}
 	}()
 	return c, <-started

@@ -17,7 +17,7 @@ func StartCluster(t testing.TB, opts *rabbitcluster.Options) *rabbitcluster.Clus
 	cluster, err := rabbitcluster.Start(opts)
 	switch {
 	case errors.Is(err, rabbitnode.ErrAbsent):
-		needtest.Missing(t, "rabbitmq", "no RabbitMQ server is installed on this machine")
+		needtest.Missing(t, "rabbitmq", "%v", err)
 	case err != nil:
 		t.Fatal(err)
 	}

@@ -24,7 +24,7 @@ func StartNodeWith(t testing.TB, opts *rabbitnode.Options) *Node {
 	node, err := rabbitnode.New(opts)
 	switch {
 	case errors.Is(err, rabbitnode.ErrAbsent):
-		needtest.Missing(t, "rabbitmq", "no RabbitMQ server is installed on this machine")
+		needtest.Missing(t, "rabbitmq", "%v", err)
 	case err != nil:
 		t.Fatal(err)
 	}

@@ -21,6 +21,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"runtime"
+	"strings"
 	"syscall"
 
 	"github.com/sagamill/sagamill/internal/devservices"
@@ -52,6 +53,9 @@ func runWith(needed programs, opts *devservices.Options, command []string) (code
 		return 1, err
 	}
 	services, err := devservices.Start(ctx, opts)
+	if errors.Is(err, devservices.ErrNoRabbitMQ) {
+		return tellNoRabbitMQ(err, os.Stderr)
+	}
 	if err != nil {
 		return 1, err
 	}
@@ -93,6 +97,25 @@ func collectNotTested(env []string, to io.Writer) (with []string, tell func(), e
 			fmt.Fprintf(to, "\nwith: of the tests these did not run:\n%s", text)
 		}
 	}, nil
+}
+
+// requireVariable names what must not be missing (internal/testing/needtest).
+const requireVariable = "SAGAMILL_REQUIRE"
+
+// tellNoRabbitMQ ends a run whose version of RabbitMQ cannot be had. That is an error if SAGAMILL_REQUIRE names the
+// version, as rabbitmq-4.3. Otherwise nothing is tested, and the output says so.
+func tellNoRabbitMQ(reason error, to io.Writer) (int, error) {
+	version, err := devservices.RabbitVersion()
+	if err != nil {
+		return 1, err
+	}
+	for name := range strings.SplitSeq(os.Getenv(requireVariable), ",") {
+		if strings.TrimSpace(name) == "rabbitmq-"+version {
+			return 1, fmt.Errorf("%s asks for rabbitmq-%s: %w", requireVariable, version, reason)
+		}
+	}
+	fmt.Fprintf(to, "\nwith: NOT TESTED: RabbitMQ %s: %v\n", version, reason)
+	return 0, nil
 }
 
 // runCommand runs command to its end, passing signals on. From a terminal it

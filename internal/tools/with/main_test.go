@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"os"
 	"strings"
 	"syscall"
@@ -64,6 +65,22 @@ func TestWhatIsNotTestedIsTold(t *testing.T) {
 		_, path, _ := strings.Cut(env[0], "=")
 		if _, err := os.Stat(path); !os.IsNotExist(err) {
 			t.Errorf("the file is still there: %v", err)
+		}
+	}
+}
+
+// A version of RabbitMQ that cannot be had is told, and fails the run if it is required.
+func TestNoRabbitMQIsTold(t *testing.T) {
+	t.Setenv("SAGAMILL_RABBITMQ", "4.3")
+	for require, want := range map[string]int{"": 0, "redis,rabbitmq-4.0": 0, "redis, rabbitmq-4.3": 1} {
+		t.Setenv(requireVariable, require)
+		var told strings.Builder
+		code, err := tellNoRabbitMQ(errors.New("no root"), &told)
+		if code != want || (err != nil) != (want != 0) {
+			t.Errorf("%s=%s: exit code %d, %v; want %d", requireVariable, require, code, err, want)
+		}
+		if want == 0 && told.String() != "\nwith: NOT TESTED: RabbitMQ 4.3: no root\n" {
+			t.Errorf("told %q", told.String())
 		}
 	}
 }
