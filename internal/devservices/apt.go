@@ -12,6 +12,9 @@ import (
 	"time"
 )
 
+// BrowserProgram is the browser in which the console is tested, and the package of Debian that has it.
+const BrowserProgram = "chromium"
+
 const (
 	aptTimeout = 10 * time.Minute
 
@@ -48,28 +51,14 @@ func (r *run) announceInstall(why, action string) error {
 // noServer returns the reason for installing a server: all other ways have failed.
 func noServer(service string) string { return service + " neither runs here nor is installed" }
 
-// aptPostgres installs the distribution's PostgreSQL and then starts a private server from it.
-func (r *run) aptPostgres(ctx context.Context) (instance, error) {
-	if err := r.aptInstall(ctx, noServer("PostgreSQL"), "postgresql"); err != nil {
-		return instance{}, err
-	}
-	return r.privatePostgres(ctx)
-}
-
-// aptRabbit does the same for RabbitMQ.
-func (r *run) aptRabbit(ctx context.Context) (instance, error) {
-	if err := r.aptInstall(ctx, noServer("RabbitMQ"), "rabbitmq-server"); err != nil {
-		return instance{}, err
-	}
-	return r.privateRabbit(ctx)
-}
-
-// aptRedis does the same for Redis.
-func (r *run) aptRedis(ctx context.Context) (instance, error) {
-	if err := r.aptInstall(ctx, noServer("Redis"), "redis-server"); err != nil {
-		return instance{}, err
-	}
-	return r.privateRedis(ctx)
+// aptWay installs the distribution's package of a service and then starts a private server from it.
+func (r *run) aptWay(service, name string, private way) way {
+	return way{"apt", func(ctx context.Context) (instance, error) {
+		if err := r.aptInstall(ctx, noServer(service), name); err != nil {
+			return instance{}, err
+		}
+		return private.try(ctx)
+	}}
 }
 
 // aptInstall installs packages. It returns an error if there is no apt-get, or without root's rights.

@@ -100,10 +100,10 @@ func Start(ctx context.Context, opts *Options) (*Services, error) {
 	}
 	s, err := r.startServices(ctx, database, broker, opts.KeepDatabase)
 	if err == nil && opts.Redis {
-		err = r.addRedis(ctx, s, r.redisWays())
+		err = r.addOptional(ctx, &s.RedisURL, "Redis", r.redisWays())
 	}
 	if err == nil && opts.NATS {
-		err = r.addNATSService(ctx, s, r.natsWays())
+		err = r.addOptional(ctx, &s.NATSURL, "NATS", r.natsWays())
 	}
 	if err == nil && opts.KeepDatabase && opts.Database != "" && !opts.NoDatabase && os.Getenv("DATABASE_URL") == "" {
 		s.DatabaseURL = r.keptDatabase(ctx, s, opts.Database)
@@ -218,16 +218,9 @@ func (r *run) startServices(ctx context.Context, database, broker []way, keepDat
 	return &Services{DatabaseURL: db.url, AMQPURL: mq.url, postgresBin: db.bin, close: sync.OnceValue(r.closeRun), directory: r.runDirectory}, nil
 }
 
-// addRedis gets Redis. The run makes nothing private on it, because the tests' keys have unique names.
-func (r *run) addRedis(ctx context.Context, s *Services, ways []way) error {
-	in, err := r.obtainService(ctx, "Redis", ways)
-	s.RedisURL = in.url
-	return err
-}
-
-// addNATSService does the same for NATS.
-func (r *run) addNATSService(ctx context.Context, s *Services, ways []way) error {
-	in, err := r.obtainService(ctx, "NATS", ways)
-	s.NATSURL = in.url
+// addOptional gets Redis or NATS. The run makes nothing private on it, because the tests' keys have unique names.
+func (r *run) addOptional(ctx context.Context, at *string, service string, ways []way) error {
+	in, err := r.obtainService(ctx, service, ways)
+	*at = in.url
 	return err
 }

@@ -3,7 +3,6 @@ package devservices
 import (
 	"context"
 	"fmt"
-	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -18,45 +17,26 @@ const (
 
 	// minEngine is the oldest Docker Engine that knows start_interval. Compose refuses the file with an older one.
 	minEngine = 25
-
-	composePassword = "postgres" // of the superuser, as in the file
 )
+
+// composePostgres is a format of the URL of the file's PostgreSQL.
+const composePostgres = "postgres://postgres:postgres@%s/postgres?sslmode=disable"
 
 // composePorts are the ports of the services in the compose file that a run may bring up.
 var composePorts = map[string]string{"postgres": "5432", "rabbitmq": "5672", "redis": "6379"}
 
-// dockerPostgres logs in as the compose file says. Its password is no secret:
-// the port is published on the loopback address only.
-func (r *run) dockerPostgres(ctx context.Context) (instance, error) {
-	address, err := r.composeService(ctx, "postgres")
-	if err != nil {
-		return instance{}, err
-	}
-	in := instance{url: postgresURL(url.UserPassword("postgres", composePassword), address, "postgres"), shared: true}
-	in.what, err = probePostgres(ctx, envTimeout, in.url)
-	return in, err
-}
-
-// dockerRabbit logs in as guest: the image accepts guest from outside the container.
-func (r *run) dockerRabbit(ctx context.Context) (instance, error) {
-	address, err := r.composeService(ctx, "rabbitmq")
-	if err != nil {
-		return instance{}, err
-	}
-	in := instance{url: "amqp://guest:guest@" + address + "/", shared: true}
-	in.what, err = probeRabbit(envTimeout, in.url)
-	return in, err
-}
-
-// dockerRedis needs no login.
-func (r *run) dockerRedis(ctx context.Context) (instance, error) {
-	address, err := r.composeService(ctx, "redis")
-	if err != nil {
-		return instance{}, err
-	}
-	in := instance{url: "redis://" + address + "/0", shared: true}
-	in.what, err = probeRedis(ctx, envTimeout, in.url)
-	return in, err
+// dockerWay uses a service of the compose file. url is a format of the service's address, with the login that the file
+// has. A password there is no secret: the port is published on the loopback address only.
+func (r *run) dockerWay(service, url string, probe func(context.Context, time.Duration, string) (string, error)) way {
+	return way{"docker", func(ctx context.Context) (instance, error) {
+		address, err := r.composeService(ctx, service)
+		if err != nil {
+			return instance{}, err
+		}
+		in := instance{url: fmt.Sprintf(url, address), shared: true}
+		in.what, err = probe(ctx, envTimeout, in.url)
+		return in, err
+	}}
 }
 
 // composeService brings up one service of the project's compose file and returns the

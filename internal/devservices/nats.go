@@ -4,18 +4,12 @@ import (
 	"bufio"
 	"cmp"
 	"context"
-	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
 	"net/url"
-	"os"
-	"os/exec"
-	"path/filepath"
-	"strconv"
 	"strings"
-	"syscall"
 	"time"
 )
 
@@ -30,12 +24,16 @@ func (r *run) natsWays() []way {
 	return []way{
 		{"env", optionalNATS.useVariable},
 		{"found", optionalNATS.useFound},
-		{"private", r.privateNATS},
+		r.privateOptional(&optionalNATS),
 		{"none", optionalNATS.useNone},
 	}
 }
 
-var optionalNATS = optionalServer{variable: "NATS_URL", none: NoNATS, usual: usualNATS, probe: probeNATS}
+var optionalNATS = optionalServer{
+	variable: "NATS_URL", none: NoNATS, usual: usualNATS, probe: probeNATS, program: "nats-server", url: "nats://sagamill:%s@%s",
+	config: "listen: \"127.0.0.1:%[1]d\"\njetstream { store_dir: %[3]q }\nauthorization { user: sagamill, password: %[2]q }\n",
+	args:   func(address, config string) []string { return []string{"--name", address, "--config", config} },
+}
 
 // probeNATS logs in and returns the server's version and place. The result and the error do not hold the
 // password. It speaks the protocol itself, because the client library is not a requirement of this module.
@@ -95,58 +93,4 @@ func logInNATS(conn net.Conn, lines *bufio.Reader, user *url.Userinfo) error {
 		return errors.New("it does not let us in")
 	}
 	return nil
-}
-
-const (
-	natsReadyTimeout = 30 * time.Second
-	natsUser         = "sagamill"
-)
-
-// privateNATS starts NATS with JetStream from an installed binary.
-func (r *run) privateNATS(ctx context.Context) (instance, error) {
-	server, err := exec.LookPath("nats-server")
-	if err != nil {
-		return instance{}, serviceAbsent("no nats-server on PATH")
-	}
-	as, err := unprivileged(ctx, "nats")
-	if err != nil {
-		return instance{}, err
-	}
-	if _, err := r.runDirectory(); err != nil {
-		return instance{}, err
-	}
-	return attempts(func() (instance, error) { return r.tryNATSServer(ctx, server, as) })
-}
-
-// tryNATSServer starts the server once, on a port that is free now.
-func (r *run) tryNATSServer(ctx context.Context, path string, as *account) (instance, error) {
-	dir, err := r.dir.subdirectory("nats", as)
-	if err != nil {
-		return instance{}, err
-	}
-	port, err := freePort()
-	if err != nil {
-		return instance{}, err
-	}
-	password := rand.Text() // keeps other local users out
-	config, err := natsConfig(dir, port, password, as)
-	if err != nil {
-		return instance{}, err
-	}
-	u := url.URL{Scheme: "nats", User: url.UserPassword(natsUser, password), Host: loopback(port)}
-	return r.startServer(ctx, server{
-		program: program{path: path, args: []string{"-c", config}, env: serverEnvironment(dir), dir: dir, as: as},
-		name:    "nats-server", mark: config, stop: syscall.SIGKILL, patience: natsReadyTimeout, url: u.String(), probe: probeNATS,
-	})
-}
-
-// natsConfig writes the configuration. Only the server's account may read it, because it holds a password.
-func natsConfig(dir string, port int, password string, as *account) (string, error) {
-	path := filepath.Join(dir, "nats.conf")
-	config := fmt.Sprintf("listen: \"127.0.0.1:%d\"\njetstream { store_dir: %s }\nauthorization { user: %s, password: %q }\n",
-		port, strconv.Quote(dir), natsUser, password)
-	if err := os.WriteFile(path, []byte(config), 0o600); err != nil {
-		return "", err
-	}
-	return path, as.ownFile(path)
 }

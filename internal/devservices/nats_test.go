@@ -13,7 +13,7 @@ import (
 func TestPrivateNATS(t *testing.T) {
 	t.Parallel()
 	r, _ := newTestRun(t)
-	in, err := r.privateNATS(t.Context())
+	in, err := r.privateOptional(&optionalNATS).try(t.Context())
 	if errors.Is(err, errAbsent) {
 		needtest.Missing(t, "nats", "no nats-server on this machine")
 	}
@@ -49,7 +49,7 @@ func TestNoNATS(t *testing.T) {
 	}
 	r, log := newTestRun(t)
 	s := &Services{}
-	if err := r.addNATSService(t.Context(), s, []way{fails("private", serviceAbsent("no nats-server")), {"none", optionalNATS.useNone}}); err != nil || s.NATSURL != NoNATS {
+	if err := r.addOptional(t.Context(), &s.NATSURL, "NATS", []way{fails("private", serviceAbsent("no nats-server")), {"none", optionalNATS.useNone}}); err != nil || s.NATSURL != NoNATS {
 		t.Errorf("addNATS = %q, %v; want %q", s.NATSURL, err, NoNATS)
 	}
 	if !strings.Contains(log.String(), "not tested") {

@@ -1,14 +1,11 @@
 package devservices
 
 import (
-	"archive/tar"
 	"cmp"
-	"compress/gzip"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -16,10 +13,7 @@ import (
 	"time"
 )
 
-const (
-	npmTimeout = 3 * time.Minute
-	npmLimit   = 1 << 30 // bytes that the package may unpack to
-)
+const npmTimeout = 3 * time.Minute
 
 // npmPostgres starts PostgreSQL from the binaries of an npm package.
 func (r *run) npmPostgres(ctx context.Context) (instance, error) {
@@ -42,8 +36,11 @@ func (r *run) npmPostgres(ctx context.Context) (instance, error) {
 	}
 	// Each run unpacks it, because the server's account may not have access to the cache.
 	dir := filepath.Join(files.path, "npm")
-	if err := unpackTarball(archive, dir); err != nil {
-		return instance{}, fmt.Errorf("unpack %s: %w", archive, err)
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		return instance{}, err
+	}
+	if _, err := (program{path: "tar", args: []string{"-xzf", archive, "-C", dir, "--no-same-owner"}}).runProgram(ctx, npmTimeout); err != nil {
+		return instance{}, err
 	}
 	native := filepath.Join(dir, "package", "native")
 	if err := linkLibraries(filepath.Dir(native), filepath.Join(native, "pg-symlinks.json")); err != nil {
@@ -116,51 +113,6 @@ func cacheDirectory() (string, error) {
 		return "", err
 	}
 	return dir, errors.Join(probe.Close(), os.Remove(probe.Name()))
-}
-
-// unpackTarball extracts the regular files of a .tgz below dir, readable for everyone.
-func unpackTarball(archive, dir string) error {
-	f, err := os.Open(archive)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	gz, err := gzip.NewReader(io.LimitReader(f, npmLimit))
-	if err != nil {
-		return err
-	}
-	tr := tar.NewReader(io.LimitReader(gz, npmLimit))
-	for {
-		header, err := tr.Next()
-		if errors.Is(err, io.EOF) {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		if header.Typeflag != tar.TypeReg {
-			continue
-		}
-		if !filepath.IsLocal(header.Name) {
-			return fmt.Errorf("entry %q leads out of the archive", header.Name)
-		}
-		if err := unpackFile(tr, filepath.Join(dir, header.Name), header.FileInfo().Mode().Perm()|0o444); err != nil {
-			return err
-		}
-	}
-}
-
-// unpackFile writes one file, which must be new: a repeated entry could write through a link.
-func unpackFile(r io.Reader, path string, mode os.FileMode) error {
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		return err
-	}
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, mode)
-	if err != nil {
-		return err
-	}
-	_, err = io.Copy(f, r)
-	return errors.Join(err, f.Close())
 }
 
 // linkLibraries restores the symbolic links between shared libraries. An npm package cannot hold links, so it

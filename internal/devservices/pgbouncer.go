@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
-	"os"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -192,7 +191,7 @@ func writePoolerConfig(dir string, port int, as *account, server string, conns i
 		path:  fmt.Sprintf(poolerConfig, c.Host, c.Port, c.User, secret, port, users, conns, poolerClients),
 		users: fmt.Sprintf("\"%s\" \"%s\"\n", c.User, password),
 	} {
-		if err := errors.Join(os.WriteFile(name, []byte(text), 0o600), as.ownFile(name)); err != nil {
+		if err := as.writeFile(name, text); err != nil {
 			return "", "", err
 		}
 	}

@@ -133,10 +133,7 @@ func (s pgServer) dataDirectory() string { return filepath.Join(s.dir, "data") }
 // 4,096 rounds of a hash for each connection, which was a tenth of the tests' processor time.
 func (s pgServer) init(ctx context.Context) error {
 	password := filepath.Join(s.dir, "password")
-	if err := os.WriteFile(password, []byte(s.password), 0o600); err != nil {
-		return err
-	}
-	if err := s.as.ownFile(password); err != nil {
+	if err := s.as.writeFile(password, s.password); err != nil {
 		return err
 	}
 	_, err := s.programNamed("initdb", "-D", s.dataDirectory(), "-U", "postgres", "--pwfile", password,

@@ -24,36 +24,27 @@ const (
 	minPostgres = 140000
 )
 
+// namedPostgres is the server that DATABASE_URL names, if it names one.
+var namedPostgres = optionalServer{variable: "DATABASE_URL", probe: probePostgres}
+
 func (r *run) postgresWays() []way {
-	env := os.Getenv("DATABASE_URL")
+	env, private := os.Getenv("DATABASE_URL"), way{"private", r.privatePostgres}
 	if r.postgres.major != "" {
 		// The version of a running server or of an image is not ours to choose.
 		return []way{
 			{"env", func(context.Context) (instance, error) { return r.postgres.insteadOf(env) }},
-			{"private", r.privatePostgres},
+			private,
 			{"npm", r.npmPostgres},
 		}
 	}
 	return []way{
-		{"env", func(ctx context.Context) (instance, error) { return namedPostgres(ctx, env) }},
+		{"env", namedPostgres.useVariable},
 		{"found", findPostgres},
-		{"docker", r.dockerPostgres},
-		{"private", r.privatePostgres},
+		r.dockerWay("postgres", composePostgres, probePostgres),
+		private,
 		{"npm", r.npmPostgres},
-		{"apt", r.aptPostgres},
+		r.aptWay("PostgreSQL", "postgresql", private),
 	}
-}
-
-// namedPostgres uses the server that DATABASE_URL names, or none.
-func namedPostgres(ctx context.Context, dsn string) (instance, error) {
-	if dsn == "" {
-		return instance{}, serviceAbsent("DATABASE_URL is not set")
-	}
-	what, err := probePostgres(ctx, envTimeout, dsn)
-	if err != nil {
-		return instance{}, fmt.Errorf("DATABASE_URL is %w: %w", errRefused, err)
-	}
-	return instance{url: dsn, what: what, shared: true}, nil
 }
 
 // findPostgres tries the logins that are usual on a developer's machine.

@@ -1,13 +1,17 @@
 package devservices
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
 	"fmt"
 	"net/url"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -19,33 +23,30 @@ import (
 )
 
 const (
-	usualRabbit = "amqp://guest:guest@127.0.0.1:5672/"
+	usualRabbitOf = "amqp://guest:guest@%s/" // a format of the address
+	usualRabbit   = "amqp://guest:guest@127.0.0.1:5672/"
 
 	// amqpHeartbeat ends waits on a broker that no longer answers: the client library takes no context.
 	amqpHeartbeat = 2 * time.Second
 )
 
 func (r *run) rabbitWays() []way {
-	env := way{"env", func(context.Context) (instance, error) { return namedRabbit(os.Getenv("AMQP_URL")) }}
-	if r.rabbit != "" {
-		last := way{"apt", r.aptRabbit}
-		if debianSuites[r.rabbit] != "" {
-			last = way{"debian", r.debianRabbit}
-		}
-		return []way{env, {"private", r.privateRabbit}, last}
+	env := way{"env", func(ctx context.Context) (instance, error) { return namedRabbit(ctx, os.Getenv("AMQP_URL")) }}
+	private := way{"private", r.privateRabbit}
+	apt := r.aptWay("RabbitMQ", "rabbitmq-server", private)
+	switch {
+	case debianSuites[r.rabbit] != "":
+		return []way{env, private, {"debian", r.debianRabbit}}
+	case r.rabbit != "":
+		return []way{env, private, apt}
 	}
-	return []way{
-		env,
-		{"found", findRabbit},
-		{"docker", r.dockerRabbit},
-		{"private", r.privateRabbit},
-		{"apt", r.aptRabbit},
-		{"inproc", noRabbit},
-	}
+	// guest is the login that every new broker has, and the image accepts it from outside its container.
+	found := optionalServer{usual: usualRabbit, probe: probeRabbit}
+	return []way{env, {"found", found.useFound}, r.dockerWay("rabbitmq", usualRabbitOf, probeRabbit), private, apt, {"inproc", noRabbit}}
 }
 
 // namedRabbit uses the brokers that AMQP_URL names. One of them has to answer.
-func namedRabbit(broker string) (instance, error) {
+func namedRabbit(ctx context.Context, broker string) (instance, error) {
 	switch broker {
 	case "":
 		return instance{}, serviceAbsent("AMQP_URL is not set")
@@ -54,22 +55,13 @@ func namedRabbit(broker string) (instance, error) {
 	}
 	var refused []error
 	for _, one := range brokerurls.Split(broker) {
-		what, err := probeRabbit(envTimeout, one)
+		what, err := probeRabbit(ctx, envTimeout, one)
 		if err == nil {
 			return instance{url: broker, what: what, shared: true}, nil
 		}
 		refused = append(refused, err)
 	}
 	return instance{}, fmt.Errorf("AMQP_URL is %w: %w", errRefused, errors.Join(refused...))
-}
-
-// findRabbit tries the login that every new broker has.
-func findRabbit(context.Context) (instance, error) {
-	what, err := probeRabbit(findTimeout, usualRabbit)
-	if err != nil {
-		return instance{}, serviceAbsent("none at the default port lets guest in: %v", err)
-	}
-	return instance{url: usualRabbit, what: what, shared: true}, nil
 }
 
 // noRabbit is the last resort: the program's own broker.
@@ -79,7 +71,7 @@ func noRabbit(context.Context) (instance, error) {
 
 // probeRabbit logs in, declares a queue and returns the broker's version and place. The declaration shows
 // that the broker has booted: it accepts connections before.
-func probeRabbit(timeout time.Duration, broker string) (_ string, err error) {
+func probeRabbit(_ context.Context, timeout time.Duration, broker string) (_ string, err error) {
 	uri, err := amqp.ParseURI(broker)
 	if err != nil {
 		return "", errors.New("not an AMQP URL") // the library's error may quote it
@@ -136,10 +128,7 @@ func (r *run) tryRabbit(ctx context.Context, rabbit *RabbitMQ, as *account) (ins
 	}
 	return r.startServer(ctx, server{
 		program: program{path: rabbit.Server, usr: rabbit.usr, env: node.environment(), dir: node.dir, as: as},
-		name:    "rabbitmq-server", mark: node.dir, stop: syscall.SIGKILL, patience: rabbitReadyTimeout, url: node.brokerURL(),
-		probe: func(_ context.Context, timeout time.Duration, url string) (string, error) {
-			return probeRabbit(timeout, url)
-		},
+		name:    "rabbitmq-server", mark: node.dir, stop: syscall.SIGKILL, patience: rabbitReadyTimeout, url: node.brokerURL(), probe: probeRabbit,
 	})
 }
 
@@ -163,16 +152,7 @@ func newRabbitNode(files *rundir, as *account) (*rabbitNode, error) {
 		}
 	}
 	config := fmt.Sprintf("listeners.tcp.1 = %s\ndefault_user = %s\ndefault_pass = %s\n", loopback(n.amqp), rabbitUser, n.password)
-	return n, errors.Join(n.writeFile("rabbitmq.conf", config), n.writeFile("enabled_plugins", "[].\n"))
-}
-
-// writeFile writes a file that only the node's account may read, because it holds a password.
-func (n *rabbitNode) writeFile(name, content string) error {
-	path := filepath.Join(n.dir, name)
-	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
-		return err
-	}
-	return n.as.ownFile(path)
+	return n, errors.Join(as.writeFile(filepath.Join(dir, "rabbitmq.conf"), config), as.writeFile(filepath.Join(dir, "enabled_plugins"), "[].\n"))
 }
 
 func (n *rabbitNode) brokerURL() string {
@@ -226,5 +206,118 @@ func (r *run) startEpmd(rabbit *RabbitMQ, n *rabbitNode) error {
 		return err
 	}
 	r.undoOnClose(func() error { return p.stopProcess(syscall.SIGKILL) })
-	return r.dir.recordProcess(p, strings.Join([]string{"-port", port}, " "))
+	return r.dir.recordProcess(p, "-port "+port)
+}
+
+// rabbitVariable chooses the version of RabbitMQ, as 4.3.
+const rabbitVariable = "SAGAMILL_RABBITMQ"
+
+// ErrNoRabbitMQ reports that this machine cannot have the version of RabbitMQ that SAGAMILL_RABBITMQ asks for.
+var ErrNoRabbitMQ = errors.New("devservices: the RabbitMQ that is asked for cannot be had")
+
+// RabbitVersion returns the version of RabbitMQ that SAGAMILL_RABBITMQ asks for, as 4.3, and "" if any will do.
+func RabbitVersion() (string, error) {
+	version := os.Getenv(rabbitVariable)
+	if version != "" && !regexp.MustCompile(`^[0-9]+\.[0-9]+$`).MatchString(version) {
+		return "", fmt.Errorf("devservices: %s: %q is no version, as 4.3, 4.0 or 3.10", rabbitVariable, version)
+	}
+	return version, nil
+}
+
+// A RabbitMQ is where the programs of a server are.
+type RabbitMQ struct {
+	Server string // its start script
+
+	usr string // what its programs see in the place of /usr; "": this machine's
+}
+
+// FindRabbitMQ returns the RabbitMQ that private servers are started from: of the version that SAGAMILL_RABBITMQ asks for,
+// installed or unpacked by an earlier [Start]. It fetches nothing. The error is [ErrNoRabbitMQ] if there is none.
+func FindRabbitMQ() (*RabbitMQ, error) {
+	version, err := RabbitVersion()
+	if err != nil {
+		return nil, err
+	}
+	rabbit, err := findRabbitMQ(version)
+	if errors.Is(err, errAbsent) {
+		err = fmt.Errorf("%w: %w", ErrNoRabbitMQ, err)
+	}
+	return rabbit, err
+}
+
+func findRabbitMQ(version string) (*RabbitMQ, error) {
+	server, has := rabbitServerPath(), rabbitVersion("/usr")
+	if server != "" && (has == "" || isVersion(has, version)) {
+		return &RabbitMQ{Server: server}, nil
+	}
+	if tree, err := treeOf(version); err == nil && checkTreeHost() == nil && isVersion(rabbitVersion(tree.usr()), version) {
+		return &RabbitMQ{Server: rabbitServers[0], usr: tree.usr()}, nil
+	}
+	if version == "" {
+		return nil, serviceAbsent("no rabbitmq-server on this machine")
+	}
+	return nil, serviceAbsent("no rabbitmq-server %s on this machine, which has %s", version, cmp.Or(has, "none"))
+}
+
+// Program returns the path of one of its programs, such as epmd, and "" if it has none of that name.
+func (m *RabbitMQ) Program(name string) string {
+	if m.usr != "" {
+		if _, err := os.Lstat(filepath.Join(m.usr, "bin", name)); err != nil {
+			return ""
+		}
+		return filepath.Join("/usr/bin", name)
+	}
+	if path, err := exec.LookPath(name); err == nil {
+		return path
+	}
+	// Erlang's own programs are not always on PATH.
+	for _, pattern := range []string{"/usr/lib/erlang/erts-*/bin", "/usr/local/lib/erlang/erts-*/bin", "/opt/homebrew/lib/erlang/erts-*/bin"} {
+		if found, _ := filepath.Glob(filepath.Join(pattern, name)); len(found) > 0 {
+			return found[0]
+		}
+	}
+	return ""
+}
+
+// Fork calls start, which starts one of its programs and waits for its end, on a thread whose children see what the
+// program needs.
+func (m *RabbitMQ) Fork(start func() error) error { return forkThread(m.usr, start) }
+
+// rabbitServers are the usual start scripts. Debian's script on PATH insists on its account, so the script that it calls
+// comes first.
+var rabbitServers = []string{
+	"/usr/lib/rabbitmq/bin/rabbitmq-server", "/opt/rabbitmq/sbin/rabbitmq-server", "/opt/homebrew/sbin/rabbitmq-server", "/usr/local/sbin/rabbitmq-server",
+}
+
+// rabbitServerPath returns this machine's start script, and "" if there is none.
+func rabbitServerPath() string {
+	if i := slices.IndexFunc(rabbitServers, executable); i >= 0 {
+		return rabbitServers[i]
+	}
+	path, _ := exec.LookPath("rabbitmq-server") // "" after an error
+	return path
+}
+
+// rabbitVersion returns the version of Debian's RabbitMQ below usr, "" if there is none.
+func rabbitVersion(usr string) string {
+	const prefix = "rabbitmq_server-"
+	found, _ := filepath.Glob(filepath.Join(usr, "lib/rabbitmq/lib", prefix+"*"))
+	if len(found) == 0 {
+		return ""
+	}
+	return strings.TrimPrefix(filepath.Base(found[0]), prefix)
+}
+
+// isVersion reports whether version, as 4.3.6, is of the release that is asked for, as 4.3. Any is if none is.
+func isVersion(version, asked string) bool {
+	return asked == "" || strings.HasPrefix(version, asked+".")
+}
+
+// CheckRabbitVersion returns an error if the server of a connection is not of the version that SAGAMILL_RABBITMQ asks for.
+func CheckRabbitVersion(connection *amqp.Connection) error {
+	version, err := RabbitVersion()
+	if has := fmt.Sprint(connection.Properties["version"]); err == nil && !isVersion(has, version) {
+		err = fmt.Errorf("%s=%s is %w: the server is version %s", rabbitVariable, version, errRefused, has)
+	}
+	return err
 }

@@ -4,19 +4,14 @@ import (
 	"bufio"
 	"cmp"
 	"context"
-	"crypto/rand"
 	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/url"
-	"os"
-	"os/exec"
-	"path/filepath"
 	"strconv"
 	"strings"
-	"syscall"
 	"time"
 )
 
@@ -33,17 +28,22 @@ const (
 )
 
 func (r *run) redisWays() []way {
+	private := r.privateOptional(&optionalRedis)
 	return []way{
 		{"env", optionalRedis.useVariable},
 		{"found", optionalRedis.useFound},
-		{"docker", r.dockerRedis},
-		{"private", r.privateRedis},
-		{"apt", r.aptRedis},
+		r.dockerWay("redis", "redis://%s/0", probeRedis),
+		private,
+		r.aptWay("Redis", "redis-server", private),
 		{"none", optionalRedis.useNone},
 	}
 }
 
-var optionalRedis = optionalServer{variable: "REDIS_URL", none: NoRedis, usual: usualRedis, probe: probeRedis}
+var optionalRedis = optionalServer{
+	variable: "REDIS_URL", none: NoRedis, usual: usualRedis, probe: probeRedis, program: "redis-server", url: "redis://:%s@%s/0",
+	config: "bind 127.0.0.1\nport %[1]d\nrequirepass %[2]s\ndir %[3]q\nsave \"\"\nappendonly yes\nmaxmemory-policy noeviction\ndaemonize no\n",
+	args:   func(_, config string) []string { return []string{config} }, // it changes its command line to its name and its address
+}
 
 // A redisServer is what a URL of Redis says.
 type redisServer struct {
@@ -182,56 +182,4 @@ func (s redisSession) sendCommand(command ...string) (string, error) {
 		return "", err
 	}
 	return string(text[:size]), nil
-}
-
-const redisReadyTimeout = 30 * time.Second
-
-// privateRedis starts Redis from an installed binary.
-func (r *run) privateRedis(ctx context.Context) (instance, error) {
-	server, err := exec.LookPath("redis-server")
-	if err != nil {
-		return instance{}, serviceAbsent("no redis-server on PATH")
-	}
-	as, err := unprivileged(ctx, "redis")
-	if err != nil {
-		return instance{}, err
-	}
-	if _, err := r.runDirectory(); err != nil {
-		return instance{}, err
-	}
-	return attempts(func() (instance, error) { return r.tryRedis(ctx, server, as) })
-}
-
-// tryRedis starts the server once, on a port that is free now.
-func (r *run) tryRedis(ctx context.Context, path string, as *account) (instance, error) {
-	dir, err := r.dir.subdirectory("redis", as)
-	if err != nil {
-		return instance{}, err
-	}
-	port, err := freePort()
-	if err != nil {
-		return instance{}, err
-	}
-	password := rand.Text() // keeps other local users out
-	config, err := redisConfig(dir, port, password, as)
-	if err != nil {
-		return instance{}, err
-	}
-	u := url.URL{Scheme: "redis", User: url.UserPassword("", password), Host: loopback(port), Path: "/0"}
-	return r.startServer(ctx, server{
-		program: program{path: path, args: []string{config}, env: serverEnvironment(dir), dir: dir, as: as},
-		// Redis changes its command line to its name and its address.
-		name: "redis-server", mark: loopback(port), stop: syscall.SIGKILL, patience: redisReadyTimeout, url: u.String(), probe: probeRedis,
-	})
-}
-
-// redisConfig writes the configuration. Only the server's account may read it, because it holds a password.
-func redisConfig(dir string, port int, password string, as *account) (string, error) {
-	path := filepath.Join(dir, "redis.conf")
-	config := fmt.Sprintf("bind 127.0.0.1\nport %d\nrequirepass %s\ndir %s\nsave \"\"\nappendonly yes\nmaxmemory-policy noeviction\ndaemonize no\n",
-		port, password, strconv.Quote(dir))
-	if err := os.WriteFile(path, []byte(config), 0o600); err != nil {
-		return "", err
-	}
-	return path, as.ownFile(path)
 }

@@ -17,7 +17,7 @@ import (
 func TestPrivateRedis(t *testing.T) {
 	t.Parallel()
 	r, _ := newTestRun(t)
-	in, err := r.privateRedis(t.Context())
+	in, err := r.privateOptional(&optionalRedis).try(t.Context())
 	if errors.Is(err, errAbsent) {
 		needtest.Missing(t, "redis", "no redis-server on this machine")
 	}
@@ -68,7 +68,7 @@ func TestNoRedis(t *testing.T) {
 	}
 	r, log := newTestRun(t)
 	s := &Services{}
-	if err := r.addRedis(t.Context(), s, []way{fails("private", serviceAbsent("no redis-server")), {"none", optionalRedis.useNone}}); err != nil || s.RedisURL != NoRedis {
+	if err := r.addOptional(t.Context(), &s.RedisURL, "Redis", []way{fails("private", serviceAbsent("no redis-server")), {"none", optionalRedis.useNone}}); err != nil || s.RedisURL != NoRedis {
 		t.Errorf("addRedis = %q, %v; want %q", s.RedisURL, err, NoRedis)
 	}
 	if !strings.Contains(log.String(), "not tested") {

@@ -2,12 +2,16 @@ package devservices
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 )
 
@@ -170,12 +174,56 @@ func (r *run) closeRun() error {
 	return errors.Join(errs...)
 }
 
-// An optionalServer is a server that tests can do without. Those that need it are skipped then.
+// An optionalServer is a server that tests can do without. Those that need it are skipped then. Servers that they cannot
+// do without use some of its ways.
 type optionalServer struct {
 	variable string // the environment variable that names the server
-	none     string // its value, and the URL, for no server
+	none     string // its value, and the URL, for no server; "" if there is no such value
 	usual    string // URL of a server at the default port, with the login that a new one accepts
 	probe    func(ctx context.Context, timeout time.Duration, server string) (what string, err error)
+
+	program string                                // of a private server, which has 30 s to answer
+	url     string                                // a format of the password and the address
+	config  string                                // a format of the port, the password and the directory
+	args    func(address, config string) []string // the process has the address in its command line
+}
+
+// privateOptional starts the server from an installed binary.
+func (r *run) privateOptional(o *optionalServer) way {
+	return way{"private", func(ctx context.Context) (instance, error) {
+		path, err := exec.LookPath(o.program)
+		if err != nil {
+			return instance{}, serviceAbsent("no %s on PATH", o.program)
+		}
+		as, err := unprivileged(ctx, strings.TrimSuffix(o.program, "-server"))
+		if err != nil {
+			return instance{}, err
+		}
+		if _, err := r.runDirectory(); err != nil {
+			return instance{}, err
+		}
+		return attempts(func() (instance, error) { return r.tryOptional(ctx, o, path, as) })
+	}}
+}
+
+// tryOptional starts the server once, on a port that is free now.
+func (r *run) tryOptional(ctx context.Context, o *optionalServer, path string, as *account) (instance, error) {
+	dir, err := r.dir.subdirectory(o.program, as)
+	if err != nil {
+		return instance{}, err
+	}
+	port, err := freePort()
+	if err != nil {
+		return instance{}, err
+	}
+	config, address, password := filepath.Join(dir, "config"), loopback(port), rand.Text() // keeps other local users out
+	if err := as.writeFile(config, fmt.Sprintf(o.config, port, password, dir)); err != nil {
+		return instance{}, err
+	}
+	return r.startServer(ctx, server{
+		program: program{path: path, args: o.args(address, config), env: serverEnvironment(dir), dir: dir, as: as},
+		name:    o.program, mark: address, stop: syscall.SIGKILL, patience: 30 * time.Second, url: fmt.Sprintf(o.url, password, address), probe: o.probe,
+	})
 }
 
 // useNamed uses the server that the user names, or none.

@@ -178,11 +178,11 @@ func TestNamedButUnreachable(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, pgErr := namedPostgres(t.Context(), "postgres://u:hunter2@"+loopback(port)+"/d")
-	_, pgParse := namedPostgres(t.Context(), "host=h password = hunter2 sslmode=none") // pgx's own error shows it
-	_, mqErr := namedRabbit("amqp://u:hunter2@" + loopback(port) + "/")
-	_, mqParse := namedRabbit("amqp://u:hunter2@%zz/")
-	_, mqAll := namedRabbit("amqp://u:hunter2@" + loopback(port) + "/,amqp://u:hunter2@%zz/")
+	_, pgErr := namedPostgres.useNamed(t.Context(), "postgres://u:hunter2@"+loopback(port)+"/d")
+	_, pgParse := namedPostgres.useNamed(t.Context(), "host=h password = hunter2 sslmode=none") // pgx's own error shows it
+	_, mqErr := namedRabbit(t.Context(), "amqp://u:hunter2@"+loopback(port)+"/")
+	_, mqParse := namedRabbit(t.Context(), "amqp://u:hunter2@%zz/")
+	_, mqAll := namedRabbit(t.Context(), "amqp://u:hunter2@"+loopback(port)+"/,amqp://u:hunter2@%zz/")
 	_, redisErr := optionalRedis.useNamed(t.Context(), "redis://u:hunter2@"+loopback(port))
 	_, redisParse := optionalRedis.useNamed(t.Context(), "redis://u:hunter2@h/no-number")
 	_, natsErr := optionalNATS.useNamed(t.Context(), "nats://u:hunter2@"+loopback(port))
@@ -199,10 +199,10 @@ func TestNamedButUnreachable(t *testing.T) {
 			}
 		}
 	}
-	if _, err := namedPostgres(t.Context(), ""); !errors.Is(err, errAbsent) {
+	if _, err := namedPostgres.useNamed(t.Context(), ""); !errors.Is(err, errAbsent) {
 		t.Errorf("unset DATABASE_URL: %v, want %v", err, errAbsent)
 	}
-	if in, err := namedRabbit(InProcess); err != nil || in.url != InProcess {
+	if in, err := namedRabbit(t.Context(), InProcess); err != nil || in.url != InProcess {
 		t.Errorf("AMQP_URL=%s: %v, %v", InProcess, in, err)
 	}
 }
@@ -215,11 +215,11 @@ func TestOneOfTheNamedBrokersIsEnough(t *testing.T) {
 		t.Fatal(err)
 	}
 	one := cmp.Or(brokerurls.Split(os.Getenv("AMQP_URL"))[0], usualRabbit)
-	if _, err := probeRabbit(findTimeout, one); err != nil {
+	if _, err := probeRabbit(t.Context(), findTimeout, one); err != nil {
 		needtest.Missing(t, "rabbitmq", "no broker: %v", err)
 	}
 	list := "amqp://u:hunter2@" + loopback(port) + "/, " + one
-	if in, err := namedRabbit(list); err != nil || in.url != list || !strings.HasPrefix(in.what, "version ") {
+	if in, err := namedRabbit(t.Context(), list); err != nil || in.url != list || !strings.HasPrefix(in.what, "version ") {
 		t.Errorf("AMQP_URL of two, of which one answers: %+v, %v", in, err)
 	}
 }
