@@ -150,18 +150,24 @@ func (d debianTree) fetchPackages(ctx context.Context, work string) ([]string, e
 		return nil, serviceAbsent("apt-get knows no mirror")
 	}
 	status, sources := filepath.Join(work, "status"), filepath.Join(work, "sources.list")
-	err = errors.Join(os.MkdirAll(filepath.Join(work, "lists", "partial"), 0o755), os.MkdirAll(filepath.Join(work, "archives", "partial"), 0o755), os.Mkdir(filepath.Join(work, "root"), 0o755),
-		os.WriteFile(status, nil, 0o600), os.WriteFile(sources, fmt.Appendf(nil, "deb [signed-by=%s] %s %s main\n", debianKeys, mirror, d.suite), 0o600))
-	if err != nil {
+	for _, dir := range []string{"lists/partial", "archives/partial", "root"} {
+		err = errors.Join(err, os.MkdirAll(filepath.Join(work, dir), 0o755))
+	}
+	source := fmt.Appendf(nil, "deb [signed-by=%s] %s %s main\n", debianKeys, mirror, d.suite)
+	if err = errors.Join(err, os.WriteFile(status, nil, 0o600), os.WriteFile(sources, source, 0o600)); err != nil {
 		return nil, err
 	}
-	// A copy of the archive may be older than its validity.
-	options := []string{"-o", "Acquire::Check-Valid-Until=false", "-o", "APT::Sandbox::User=root", "-o", "Dir::State=" + work, "-o", "Dir::State::status=" + status, "-o", "Dir::Cache=" + work,
-		"-o", "Dir::Etc::sourcelist=" + sources, "-o", "Dir::Etc::sourceparts=/dev/null", "-o", "Dir::Etc::preferences=/dev/null", "-o", "Dir::Etc::preferencesparts=/dev/null"}
+	options := []string{
+		"-o", "Acquire::Check-Valid-Until=false", // a copy of the archive may be older than its validity
+		"-o", "APT::Sandbox::User=root", "-o", "Dir::State=" + work, "-o", "Dir::State::status=" + status, "-o", "Dir::Cache=" + work,
+		"-o", "Dir::Etc::sourcelist=" + sources, "-o", "Dir::Etc::sourceparts=/dev/null",
+		"-o", "Dir::Etc::preferences=/dev/null", "-o", "Dir::Etc::preferencesparts=/dev/null",
+	}
 	if _, err := get(append(options, "update")...); err != nil {
 		return nil, err
 	}
-	if _, err := get(append(append(options, "install", "--yes", "--download-only", "--no-install-recommends"), treePackages...)...); err != nil {
+	options = append(options, "install", "--yes", "--download-only", "--no-install-recommends")
+	if _, err := get(append(options, treePackages...)...); err != nil {
 		return nil, err
 	}
 	return filepath.Glob(filepath.Join(work, "archives", "*.deb"))

@@ -77,7 +77,7 @@ type Pooler struct {
 	URL string // of the server's database, through it
 
 	address string
-	program program
+	server  server
 	dir     *rundir
 	owned   bool // dir is the pooler's alone
 	process *process
@@ -121,7 +121,7 @@ func startPooler(ctx context.Context, dir *rundir, server string, conns int) (*P
 }
 
 // newPooler returns a pooler that is not started yet, on a free port.
-func newPooler(path string, as *account, dir *rundir, server string, conns int) (*Pooler, error) {
+func newPooler(path string, as *account, dir *rundir, database string, conns int) (*Pooler, error) {
 	files, err := dir.subdirectory("pgbouncer", as)
 	if err != nil {
 		return nil, err
@@ -130,32 +130,26 @@ func newPooler(path string, as *account, dir *rundir, server string, conns int) 
 	if err != nil {
 		return nil, err
 	}
-	config, pooled, err := writePoolerConfig(files, port, as, server, conns)
+	config, pooled, err := writePoolerConfig(files, port, as, database, conns)
 	if err != nil {
 		return nil, err
 	}
 	return &Pooler{
 		URL: pooled, address: loopback(port), dir: dir,
-		program: program{path: path, args: []string{"-q", config}, env: serverEnvironment(files), dir: files, as: as},
+		server: server{
+			program: program{path: path, args: []string{"-q", config}, env: serverEnvironment(files), dir: files, as: as},
+			name:    PoolerProgram, mark: files, stop: syscall.SIGKILL, patience: poolerReadyTimeout, url: pooled, probe: probePostgres,
+		},
 	}, nil
 }
 
 // startPooler returns once pgbouncer answers.
 func (p *Pooler) startPooler(ctx context.Context) error {
-	var err error
-	if p.process, err = p.program.startProgram(filepath.Join(p.dir.path, "pgbouncer.log"), syscall.SIGKILL); err != nil {
-		return err
+	process, _, err := p.server.launchServer(ctx, p.dir)
+	if err == nil {
+		p.process = process
 	}
-	if err = p.dir.recordProcess(p.process, p.program.dir); err == nil {
-		err = p.process.awaitReady(ctx, poolerReadyTimeout, readyPause, func(ctx context.Context) error {
-			_, err := probePostgres(ctx, findTimeout, p.URL)
-			return err
-		})
-	}
-	if err != nil {
-		return errors.Join(fmt.Errorf("pgbouncer: %w", err), p.Kill())
-	}
-	return nil
+	return err
 }
 
 // Kill ends the pooler at once. It cuts off every transaction under way, even if the server has got its

@@ -76,15 +76,11 @@ func executable(path string) bool {
 // startPostgres starts a server from the binaries in bin, with a data
 // directory that ends with the run.
 func (r *run) startPostgres(ctx context.Context, bin string) (instance, error) {
-	as, err := unprivileged(ctx, "postgres")
+	as, err := r.prepareServer(ctx, "postgres")
 	if err != nil {
 		return instance{}, err
 	}
-	files, err := r.runDirectory()
-	if err != nil {
-		return instance{}, err
-	}
-	dir, err := files.subdirectory("postgres", as)
+	dir, err := r.dir.subdirectory("postgres", as)
 	if err != nil {
 		return instance{}, err
 	}

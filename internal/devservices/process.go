@@ -140,7 +140,7 @@ func forkThread(usr string, start func() error) error {
 	return <-done
 }
 
-// A server is a private server that ends with the run.
+// A server is a private server and what tells that it answers.
 type server struct {
 	program
 	name, mark string         // the latter is part of its command line
@@ -150,27 +150,32 @@ type server struct {
 	probe      func(ctx context.Context, timeout time.Duration, url string) (what string, err error)
 }
 
-// startServer starts s and returns when it answers.
+// startServer starts s, which ends with the run, and returns when it answers.
 func (r *run) startServer(ctx context.Context, s server) (instance, error) {
-	p, err := s.startProgram(filepath.Join(r.dir.path, s.name+".log"), s.stop)
+	p, what, err := s.launchServer(ctx, r.dir)
 	if err != nil {
 		return instance{}, err
 	}
-	stop := func() error { return p.stopProcess(s.stop) }
-	r.undoOnClose(stop)
-	if err := r.dir.recordProcess(p, s.mark); err != nil {
-		return instance{}, errors.Join(err, stop())
+	r.undoOnClose(func() error { return p.stopProcess(s.stop) })
+	what = fmt.Sprintf("started %s from %s%s, pid %d", what, strings.TrimSuffix(s.usr, "/usr"), s.path, p.pid)
+	return instance{url: s.url, what: what}, nil
+}
+
+// launchServer starts s with its log in files, and returns the description of the server when it answers.
+func (s server) launchServer(ctx context.Context, files *rundir) (p *process, what string, err error) {
+	if p, err = s.startProgram(filepath.Join(files.path, s.name+".log"), s.stop); err != nil {
+		return nil, "", err
 	}
-	in := instance{url: s.url}
-	err = p.awaitReady(ctx, s.patience, readyPause, func(ctx context.Context) error {
-		in.what, err = s.probe(ctx, findTimeout, s.url)
-		return err
-	})
+	if err = files.recordProcess(p, s.mark); err == nil {
+		err = p.awaitReady(ctx, s.patience, readyPause, func(ctx context.Context) error {
+			what, err = s.probe(ctx, findTimeout, s.url)
+			return err
+		})
+	}
 	if err != nil {
-		return instance{}, errors.Join(fmt.Errorf("%s: %w", s.name, err), stop())
+		return nil, "", errors.Join(fmt.Errorf("%s: %w", s.name, err), p.stopProcess(s.stop))
 	}
-	in.what = fmt.Sprintf("started %s from %s%s, pid %d", in.what, strings.TrimSuffix(s.usr, "/usr"), s.path, p.pid)
-	return in, nil
+	return p, what, nil
 }
 
 // stopProcess sends sig to the whole group, and SIGKILL to processes of it that remain after a while. It

@@ -106,11 +106,8 @@ func (r *run) privateRabbit(ctx context.Context) (instance, error) {
 	if err != nil {
 		return instance{}, err
 	}
-	as, err := unprivileged(ctx, "rabbitmq")
+	as, err := r.prepareServer(ctx, "rabbitmq")
 	if err != nil {
-		return instance{}, err
-	}
-	if _, err := r.runDirectory(); err != nil {
 		return instance{}, err
 	}
 	return attempts(func() (instance, error) { return r.tryRabbit(ctx, rabbit, as) })

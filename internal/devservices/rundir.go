@@ -1,6 +1,7 @@
 package devservices
 
 import (
+	"context"
 	"crypto/rand"
 	"errors"
 	"fmt"
@@ -180,4 +181,14 @@ func (r *run) runDirectory() (*rundir, error) {
 	r.dir = dir
 	r.undoOnClose(dir.removeAll)
 	return dir, nil
+}
+
+// prepareServer returns the account that a server runs as, preferably the one of that name, after it has made the run's
+// directory.
+func (r *run) prepareServer(ctx context.Context, name string) (*account, error) {
+	as, err := unprivileged(ctx, name)
+	if err == nil {
+		_, err = r.runDirectory()
+	}
+	return as, err
 }

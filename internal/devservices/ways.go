@@ -195,11 +195,8 @@ func (r *run) privateOptional(o *optionalServer) way {
 		if err != nil {
 			return instance{}, serviceAbsent("no %s on PATH", o.program)
 		}
-		as, err := unprivileged(ctx, strings.TrimSuffix(o.program, "-server"))
+		as, err := r.prepareServer(ctx, strings.TrimSuffix(o.program, "-server"))
 		if err != nil {
-			return instance{}, err
-		}
-		if _, err := r.runDirectory(); err != nil {
 			return instance{}, err
 		}
 		return attempts(func() (instance, error) { return r.tryOptional(ctx, o, path, as) })
