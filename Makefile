@@ -54,12 +54,12 @@ chaos: bin/chaos ## run both examples under every fault and judge what is left, 
 services: bin/with ## find or start PostgreSQL, RabbitMQ, Redis and NATS, print their URLs, hold them until Ctrl-C
 	@bin/with
 
-# What takes long by itself is for make verify: the packages in LONG, and the tests named like SLOW. Those start and
-# kill RabbitMQ nodes, kill a process at each failpoint, write large tables to look at plans, or search all states of a
-# model. A PKG or a RUN leaves out nothing.
+# What takes long by itself is for make verify: the packages in LONG, and the tests that call needtest.Slow or
+# needtest.Shortened, which -short skips or shortens. Those start and kill RabbitMQ nodes, kill a process at each failpoint, write large tables to look at plans, or
+# search all states of a model. A PKG or a RUN leaves out nothing.
 ifeq ($(PKG) $(RUN),./... .)
-LONG ?= /(internal/(suites|devservices|tools/with)|idemkeytest/matrixtest)(/|$$)
-SLOW ?= ^Test(PrivateBroker|FaultsOf|EveryFailpoint|SeparateProcesses|Explore|HostIsPackageSaga|Frameworks|Linearizable|EachSubset|AMigrationThatBreaks|DownKeeps|AMoveThatFails|WhatLocateReads|WhatIsPublishedCosts|AHeldSnapshotCauses|ATakeOverReadsFew|WhatIsNotDueCosts|ARelayGetsBy|SynchronousStandby|CompiledPlanCompiles|SnippetsCompile|StoreWithoutRedis|ABusyTopicIsNot|ATopicStaysIsolated|AStuckRequestCosts|AWrongPasswordAt)
+LONG  ?= /(internal/(suites|devservices|tools/with)|idemkeytest/matrixtest)(/|$$)
+SHORT ?= -short
 endif
 
 # Tests install nothing, because go test would hide it: bin/with installs what these packages need.
@@ -80,8 +80,13 @@ verify: bin/with ## run what make test leaves out for its time: suites of severa
 long-packages:
 	@$(MAKE) --no-print-directory tests PKG="$$($(GO) list ./... | grep -E '$(LONG)' | xargs) ./internal/suites/relaytargets"
 
+# Which tests make test skips or shortens, and in which packages, is in the source.
+SLOW = needtest\.(Slow|Shortened)\(t\)
+
 slow-tests:
-	@$(MAKE) --no-print-directory tests RUN='$(SLOW)' PKG="$$(grep -rlE --include='*_test.go' 'func $(SLOW:^%=%)' . | xargs -n 1 dirname | sort -u | xargs)"
+	@files=$$(grep -rlE --include='*_test.go' '^	$(SLOW)$$' .) && \
+		names=$$(awk '/^func Test/ { name = substr($$2, 1, index($$2, "(") - 1) } /^\t$(SLOW)$$/ { print name }' $$files | sort -u | paste -sd '|') && \
+		$(MAKE) --no-print-directory tests RUN="^($$names)"'$$$$' PKG="$$(dirname $$files | sort -u | xargs)"
 
 test-console: bin/with ## run the tests of the console and of the documents' site in a real Chromium, which is installed if it is missing; RUN=TestX for some, SHOTS=DIR writes screenshots
 	@bin/with -own -program chromium -- $(MAKE) --no-print-directory console-tests
@@ -102,14 +107,14 @@ bin/hugo: FORCE
 
 test-postgres: bin/with ## run the tests on private servers of PostgreSQL PG=14, 15, 16, 17 or 18; PKG and RUN narrow them as above
 	@test -n '$(PG)' || { echo 'make test-postgres: say which version, as PG=14' >&2; exit 1; }
-	@env -u DATABASE_URL SAGAMILL_POSTGRES='$(PG)' bin/with -own -- $(MAKE) --no-print-directory tests LONG= SLOW=
+	@env -u DATABASE_URL SAGAMILL_POSTGRES='$(PG)' bin/with -own -- $(MAKE) --no-print-directory tests LONG= SHORT=
 
 # What talks to RabbitMQ.
 BROKERED ?= . ./cmd/sagamill/... ./consumer ./examples/... ./internal/devservices ./internal/suites/consumerstorm ./internal/suites/handover ./internal/suites/rehearsal ./internal/suites/relaystorm ./internal/suites/sagastorm ./internal/testing/permissiontest ./internal/testing/rabbitcluster ./internal/testing/rabbitnode ./internal/testing/rabbittest ./outbox ./rabbitmq ./saga ./signing
 
 test-rabbitmq: bin/with ## run the tests of what talks to RabbitMQ on private servers of version RABBITMQ=4.3, 4.0 or 3.10; PKG and RUN narrow them as above
 	@test -n '$(RABBITMQ)' || { echo 'make test-rabbitmq: say which version, as RABBITMQ=4.3' >&2; exit 1; }
-	@env -u AMQP_URL SAGAMILL_RABBITMQ='$(RABBITMQ)' bin/with -own -- $(MAKE) --no-print-directory tests PKG='$(if $(filter ./...,$(PKG)),$(BROKERED),$(PKG))' LONG= SLOW=
+	@env -u AMQP_URL SAGAMILL_RABBITMQ='$(RABBITMQ)' bin/with -own -- $(MAKE) --no-print-directory tests PKG='$(if $(filter ./...,$(PKG)),$(BROKERED),$(PKG))' LONG= SHORT=
 
 # What runs behind a pooler: the packages whose statements go through one.
 POOLED ?= ./consumer ./outbox ./saga ./idemkey/idempg ./examples/...
@@ -123,7 +128,7 @@ LONGEST = ./consumer ./saga ./outbox ./examples/... ./rabbitmq ./idemkey/...
 # What runs when the services are there. The brokers' modules are requirements of
 # the tests on them alone, which are a module of their own. For go, a RUN that matches
 # nothing is a success; here it must not pass as if it had looked.
-tests: TEST  = test $(RACE) $(TESTFLAGS) -run='$(RUN)' $(if $(SLOW),-skip='$(SLOW)')
+tests: TEST  = test $(RACE) $(TESTFLAGS) $(SHORT) -run='$(RUN)'
 tests: APART_FROM = ./internal/suites/relaytargets
 tests: NAMED = $(filter-out $(APART_FROM),$(PKG))
 tests: LISTED = $(if $(and $(filter ./...,$(NAMED)),$(LONG)),$$($(GO) list $(LONGEST) ./... | grep -vE '$(LONG)'),$(NAMED))

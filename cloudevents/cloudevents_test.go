@@ -21,6 +21,7 @@ import (
 
 	"github.com/sagamill/sagamill/cloudevents"
 	"github.com/sagamill/sagamill/consumer"
+	"github.com/sagamill/sagamill/internal/testing/needtest"
 	"github.com/sagamill/sagamill/outbox"
 	"github.com/sagamill/sagamill/signing"
 )
@@ -75,6 +76,7 @@ var modes = map[string]cloudevents.Options{
 // nothing, and the relay's message is not changed.
 func TestEventsCarryMessages(t *testing.T) {
 	t.Parallel()
+	needtest.Shortened(t)
 	for name, opts := range modes {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -16,6 +16,7 @@ import (
 
 	"github.com/sagamill/sagamill/internal/outboxsql"
 	"github.com/sagamill/sagamill/internal/testing/faulttest"
+	"github.com/sagamill/sagamill/internal/testing/needtest"
 	"github.com/sagamill/sagamill/outbox"
 )
 
@@ -101,6 +102,7 @@ func (c course) String() string {
 // has its receipt.
 func TestFaultsOfAnEffect(t *testing.T) {
 	t.Parallel()
+	needtest.Slow(t)
 	faulttest.Unreached(t, courses, "effect")
 	fixtures := faulttest.NewStock(casesAtOnce, func() *fixture { return newFixture(t) })
 	for _, f := range faulttest.Faults("effect", "consumer") {

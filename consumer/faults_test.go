@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/sagamill/sagamill/internal/testing/faulttest"
+	"github.com/sagamill/sagamill/internal/testing/needtest"
 	"github.com/sagamill/sagamill/outbox"
 )
 
@@ -70,6 +71,7 @@ const casesAtOnce = 4
 // while another took over changes nothing when it wakes.
 func TestFaultsOfAConsumer(t *testing.T) {
 	t.Parallel()
+	needtest.Slow(t)
 	faulttest.Unreached(t, ways, "consumer")
 	yards := faulttest.NewStock(casesAtOnce, func() *yard { return newYard(t) })
 	for _, f := range faulttest.Faults("consumer") {

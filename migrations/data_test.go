@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/sagamill/sagamill/internal/testing/faulttest"
+	"github.com/sagamill/sagamill/internal/testing/needtest"
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
 	"github.com/sagamill/sagamill/migrations"
 )
@@ -64,6 +65,7 @@ func TestUpKeepsEveryRow(t *testing.T) {
 // hold, and Up brings them back.
 func TestDownKeepsWhatTheOlderVersionHolds(t *testing.T) {
 	t.Parallel()
+	needtest.Slow(t)
 	next := withNext(t, sqlWiden)
 	for n := 1; n <= len(landed(t)); n++ {
 		t.Run(fmt.Sprint("to ", n), func(t *testing.T) {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/sagamill/sagamill/internal/testing/needtest"
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
 	"github.com/sagamill/sagamill/migrations"
 )
@@ -70,6 +71,7 @@ func subsets() (all [][]migrations.Part) {
 // also when the SQL is printed; Down removes them.
 func TestEachSubsetOfParts(t *testing.T) {
 	t.Parallel()
+	needtest.Slow(t)
 	conn := connect(t)
 	for _, wanted := range subsets() {
 		want := wanted

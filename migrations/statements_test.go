@@ -12,6 +12,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/sagamill/sagamill/internal/testing/needtest"
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
 	"github.com/sagamill/sagamill/migrations"
 )
@@ -108,6 +109,7 @@ func TestAReleaseWithoutItsStatementsIsFound(t *testing.T) {
 // Changes that a migration may make to the tables of a running binary, and changes that it may not.
 func TestAMigrationThatBreaksOlderBinariesIsFound(t *testing.T) {
 	t.Parallel()
+	needtest.Slow(t)
 	conn, n := connect(t), len(landed(t))
 	dir, old := fmt.Sprintf("testdata/statements/%03d", n), at(t, pgtest.URL(), n)
 	for _, tt := range []struct{ next, want string }{

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/sagamill/sagamill/internal/testing/needtest"
 )
 
 // delay writes messages of a key that are due in an hour.
@@ -301,6 +303,7 @@ func TestTwoRelaysMoveDelayedMessages(t *testing.T) {
 // before it, and goes out once it is taken.
 func TestAMoveThatFailsHoldsNothingUp(t *testing.T) {
 	t.Parallel()
+	needtest.Slow(t)
 	f := newFixture(t)
 	f.exec(t, "ALTER TABLE {schema}.outbox ADD CONSTRAINT taken CHECK (payload <> 'bad')")
 	f.delay(t, "good", "good")

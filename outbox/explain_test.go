@@ -11,6 +11,7 @@ import (
 
 	"github.com/sagamill/sagamill/internal/outboxsql"
 	"github.com/sagamill/sagamill/internal/pg"
+	"github.com/sagamill/sagamill/internal/testing/needtest"
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
 )
 
@@ -60,6 +61,7 @@ func (f *fixture) fill(t *testing.T, n int) {
 // the statistics say, and it makes no difference how much is published already.
 func TestWhatIsPublishedCostsNothing(t *testing.T) {
 	t.Parallel()
+	needtest.Slow(t)
 	const many, few = 100_000, 1000
 	buffers, others := map[string]map[int]int{}, 0
 	for _, published := range []int{few, many} {
@@ -147,6 +149,7 @@ func (f *fixture) ids(t *testing.T, table string, n int) (ids []int64) {
 // many messages are held.
 func TestWhatIsNotDueCostsNothing(t *testing.T) {
 	t.Parallel()
+	needtest.Slow(t)
 	for name, analyze := range map[string]string{"fresh": "SELECT", "analyzed": "ANALYZE {schema}.outbox_held"} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/sagamill/sagamill/internal/suites/roletest"
+	"github.com/sagamill/sagamill/internal/testing/needtest"
 )
 
 // as gives the schema its roles, which migrations.Roles prints, and returns the fixture as a
@@ -101,6 +102,7 @@ func (f *grantee) everything(t *testing.T) error {
 // A relay needs what its role is granted, and each of it.
 func TestARelayGetsByWithItsGrants(t *testing.T) {
 	t.Parallel()
+	needtest.Slow(t)
 	server := privateServer(t)
 	all := server.fixture(t).as(t, server, "relay")
 	for _, g := range all.roles.Grants(t, "relay") {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/sagamill/sagamill/internal/outboxsql"
 	"github.com/sagamill/sagamill/internal/suites/roletest"
+	"github.com/sagamill/sagamill/internal/testing/needtest"
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
 )
 
@@ -43,6 +44,7 @@ func TestALocatorGetsByWithItsGrants(t *testing.T) {
 // snapshot of another test keeps dead rows, which cost pages too.
 func TestWhatLocateReads(t *testing.T) {
 	t.Parallel()
+	needtest.Slow(t)
 	server := privateServer(t)
 	buffers, allowed := map[string][]int{}, map[string]int{}
 	for _, published := range []int{1000, 30_000} {

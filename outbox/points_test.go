@@ -18,6 +18,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/sagamill/sagamill/internal/failpoint"
+	"github.com/sagamill/sagamill/internal/testing/needtest"
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
 	"github.com/sagamill/sagamill/internal/testing/rabbittest"
 	"github.com/sagamill/sagamill/internal/testing/relaytest"
@@ -72,6 +73,7 @@ const lateKill = "delay, then kill"
 // nothing when it goes on, and leads again when it is its turn.
 func TestEveryFailpointOfTheRelay(t *testing.T) {
 	t.Parallel()
+	needtest.Slow(t)
 	for _, p := range failpoint.Points("outbox") {
 		if !slices.ContainsFunc(places, func(at place) bool { return at.point == p.Name }) {
 			t.Errorf("%s is at no place", p.Name)

@@ -23,6 +23,7 @@ import (
 
 	"github.com/sagamill/sagamill/internal/devservices"
 	"github.com/sagamill/sagamill/internal/failpoint"
+	"github.com/sagamill/sagamill/internal/testing/needtest"
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
 	"github.com/sagamill/sagamill/internal/testing/proctest"
 	"github.com/sagamill/sagamill/operator"
@@ -150,6 +151,7 @@ func serveOperator(text string) error {
 // was asked for.
 func TestEveryFailpointOfAnOperator(t *testing.T) {
 	t.Parallel()
+	needtest.Slow(t)
 	for _, p := range failpoint.Points("redrive") {
 		of := func(v verb) bool {
 			return strings.TrimSuffix(strings.TrimSuffix(p.Name, "before-commit"), "after-commit") == v.points

@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/sagamill/sagamill/internal/pg"
+	"github.com/sagamill/sagamill/internal/testing/needtest"
 	"github.com/sagamill/sagamill/internal/testing/plantest"
 )
 
@@ -41,6 +42,7 @@ func (f *fixture) stored(t *testing.T, r *Relay) int {
 // before it publishes what others have written, and walks past none.
 func TestATakeOverReadsFewHeldMessages(t *testing.T) {
 	t.Parallel()
+	needtest.Slow(t)
 	f := privateServer(t).fixture(t) // a snapshot of another test would keep dead rows, which are read too
 	const many = 50_000
 	f.exec(t, "ALTER TABLE {schema}.outbox_held SET (autovacuum_enabled = off)")

@@ -13,6 +13,7 @@ import (
 	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v3/pkg/amqp"
 	"github.com/ThreeDotsLabs/watermill/message"
 
+	"github.com/sagamill/sagamill/internal/testing/needtest"
 	"github.com/sagamill/sagamill/internal/testing/rabbitcluster"
 	"github.com/sagamill/sagamill/internal/testing/rabbittest"
 	"github.com/sagamill/sagamill/outbox"
@@ -73,6 +74,7 @@ func publishUntil(t *testing.T, pub *rabbitmq.Publisher, topic string) (tries in
 // The behaviour of a Publisher and a Subscriber when nodes of a cluster die, hang, or are cut off.
 func TestPrivateBrokerClusterAndItsClients(t *testing.T) {
 	t.Parallel()
+	needtest.Slow(t)
 	c := rabbittest.StartCluster(t, nil)
 	for _, tt := range []struct {
 		name string

@@ -10,6 +10,7 @@ import (
 	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v3/pkg/amqp"
 	"github.com/ThreeDotsLabs/watermill/message"
 
+	"github.com/sagamill/sagamill/internal/testing/needtest"
 	"github.com/sagamill/sagamill/internal/testing/rabbitcluster"
 	"github.com/sagamill/sagamill/internal/testing/rabbittest"
 	"github.com/sagamill/sagamill/rabbitmq"
@@ -110,6 +111,7 @@ func (l *listener) subscribe(t *testing.T) {
 // basic.consume and basic.cancel with an exception that closes the connection.
 func TestPrivateBrokerQueueWithoutMajorityCostsNoOtherTopic(t *testing.T) {
 	t.Parallel()
+	needtest.Slow(t)
 	c := rabbittest.StartCluster(t, nil)
 	early, late := newListener(t, c, "early"), newListener(t, c, "late")
 	pub := newPublisher(t, early.cfg, nil)

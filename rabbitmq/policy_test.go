@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/sagamill/sagamill/internal/testing/needtest"
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
 	"github.com/sagamill/sagamill/internal/testing/rabbittest"
 	"github.com/sagamill/sagamill/operator"
@@ -152,6 +153,7 @@ func firsts(t *testing.T, in <-chan *message.Message, n int) (payloads []string)
 // TestPrivateBrokerLimitedQueues has what policies of an operator do to queues that are full.
 func TestPrivateBrokerLimitedQueues(t *testing.T) {
 	t.Parallel()
+	needtest.Slow(t)
 	node := rabbittest.StartNode(t)
 	t.Run("it refuses", func(t *testing.T) { testAFullQueueRefuses(t, node, "refuse.", `,"overflow":"reject-publish"`) })
 	t.Run("it says nothing", func(t *testing.T) { testAFullQueueRefuses(t, node, "limit.", "") })

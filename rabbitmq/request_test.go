@@ -9,6 +9,7 @@ import (
 	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v3/pkg/amqp"
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/sagamill/sagamill/internal/testing/needtest"
 	"github.com/sagamill/sagamill/internal/testing/rabbittest"
 )
 
@@ -57,6 +58,7 @@ func await(t *testing.T, what string, condition func() bool) {
 // A request that is not answered costs its own channel, until too many of them wait.
 func TestAStuckRequestCostsItsChannel(t *testing.T) {
 	t.Parallel()
+	needtest.Slow(t)
 	c := connected(t, rabbittest.URL())
 	for range 2 {
 		answer := make(chan struct{})

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sagamill/sagamill/internal/testing/needtest"
 	"github.com/sagamill/sagamill/internal/testing/rabbittest"
 	"github.com/sagamill/sagamill/outbox"
 	"github.com/sagamill/sagamill/rabbitmq"
@@ -13,6 +14,7 @@ import (
 // A confirmed message outlives kill -9, and both sides find the broker again.
 func TestPrivateBrokerKilled(t *testing.T) {
 	t.Parallel()
+	needtest.Slow(t)
 	node := rabbittest.StartNode(t)
 	cfg, err := rabbitmq.NewConfig(node.URL(), service, nil)
 	if err != nil {

@@ -16,6 +16,7 @@ import (
 	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v3/pkg/amqp"
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/sagamill/sagamill/internal/testing/needtest"
 	"github.com/sagamill/sagamill/internal/testing/rabbittest"
 	"github.com/sagamill/sagamill/outbox"
 	"github.com/sagamill/sagamill/rabbitmq"
@@ -222,6 +223,7 @@ func TestANodeDiesUnderLoad(t *testing.T) {
 // us is enough.
 func TestAWrongPasswordAtSomeAddresses(t *testing.T) {
 	t.Parallel()
+	needtest.Slow(t)
 	first, second, cfg := twoNodes(t, "orders")
 	wrong := func(p *rabbittest.Proxy) string {
 		u, err := url.Parse(p.URL())
@@ -349,6 +351,7 @@ func TestASuspectIsLeft(t *testing.T) {
 // A publisher leaves a broker that an alarm blocks for another one that takes messages.
 func TestPrivateBrokerBlockedIsLeft(t *testing.T) {
 	t.Parallel()
+	needtest.Slow(t)
 	node := rabbittest.StartNode(t)
 	proxy := rabbittest.NewProxy(t, rabbittest.URL()) // whose user and virtual host are the node's
 	cfg := newConfig(t, node.URL()+","+proxy.URL(), "orders")

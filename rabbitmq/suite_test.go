@@ -18,6 +18,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/ThreeDotsLabs/watermill/pubsub/tests"
 
+	"github.com/sagamill/sagamill/internal/testing/needtest"
 	"github.com/sagamill/sagamill/internal/testing/rabbittest"
 	"github.com/sagamill/sagamill/rabbitmq"
 )
@@ -31,6 +32,7 @@ var features = tests.Features{ConsumerGroups: true, GuaranteedOrder: true, Guara
 // leaves behind. The suite's test of a restarted broker reads data while it still writes them, so it cannot
 // pass the race detector: TestPrivateBrokerSuiteRestarts runs it then.
 func TestSuite(t *testing.T) {
+	needtest.Shortened(t)
 	node := rabbittest.StartNode(t)
 	features, passed := features, make(chan struct{}, 1)
 	if !raceDetector {
@@ -44,6 +46,7 @@ func TestSuite(t *testing.T) {
 // built without the race detector.
 func TestPrivateBrokerSuiteRestarts(t *testing.T) {
 	t.Parallel()
+	needtest.Slow(t)
 	if !raceDetector {
 		return // TestSuite has run it
 	}

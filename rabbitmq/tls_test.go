@@ -17,6 +17,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/sagamill/sagamill/internal/testing/certtest"
+	"github.com/sagamill/sagamill/internal/testing/needtest"
 	"github.com/sagamill/sagamill/internal/testing/rabbitnode"
 	"github.com/sagamill/sagamill/internal/testing/rabbittest"
 	"github.com/sagamill/sagamill/rabbitmq"
@@ -31,6 +32,7 @@ func trusted(t *testing.T, ca *certtest.Authority) *tls.Config {
 // TestPrivateBrokerTLSAndAccounts tests TLS and accounts, which need settings of the broker.
 func TestPrivateBrokerTLSAndAccounts(t *testing.T) {
 	t.Parallel()
+	needtest.Slow(t)
 	ca := certtest.NewAuthority(t)
 	certificate, key := ca.Issue(t, time.Hour)
 	node := rabbittest.StartNodeWith(t, &rabbitnode.Options{

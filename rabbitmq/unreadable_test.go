@@ -13,6 +13,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/sagamill/sagamill/internal/testing/needtest"
 	"github.com/sagamill/sagamill/internal/testing/rabbittest"
 	"github.com/sagamill/sagamill/rabbitmq"
 )
@@ -98,6 +99,7 @@ func TestAnUnreadableMessageIsIsolated(t *testing.T) {
 // long as there are always some.
 func TestABusyTopicIsNotIsolatedForLong(t *testing.T) {
 	t.Parallel()
+	needtest.Slow(t)
 	for _, tt := range []struct {
 		name   string
 		opts   *rabbitmq.SubscriberOptions
@@ -221,6 +223,7 @@ func (b *traffic) settleAll() {
 // with one message at a time. That is no sign that there is none.
 func TestATopicStaysIsolatedBehindASlowMessage(t *testing.T) {
 	t.Parallel()
+	needtest.Slow(t)
 	for name, opts := range map[string]*rabbitmq.SubscriberOptions{"plain": fast(), "keyed": keyed()} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

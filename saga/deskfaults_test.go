@@ -13,6 +13,7 @@ import (
 
 	"github.com/sagamill/sagamill/consumer"
 	"github.com/sagamill/sagamill/internal/testing/faulttest"
+	"github.com/sagamill/sagamill/internal/testing/needtest"
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
 	"github.com/sagamill/sagamill/operator"
 	"github.com/sagamill/sagamill/saga"
@@ -55,6 +56,7 @@ func (d *desk) lend(t *testing.T) *desk {
 // saga meanwhile, there is one instance, and it runs to its end.
 func TestFaultsOfAStart(t *testing.T) {
 	t.Parallel()
+	needtest.Slow(t)
 	desks := faulttest.NewStock(desksAtOnce, func() *desk { return newFaultDesk(t) })
 	for _, f := range strikersFaults("TestFaultsOfAStart") {
 		t.Run(f.String(), func(t *testing.T) {
@@ -152,6 +154,7 @@ var rulings = []ruling{
 // said again, and once: the journal has it once, and each step is done and undone once.
 func TestFaultsOfADecision(t *testing.T) {
 	t.Parallel()
+	needtest.Slow(t)
 	desks := faulttest.NewStock(desksAtOnce, func() *desk { return newFaultDesk(t) })
 	for _, f := range strikersFaults("TestFaultsOfADecision") {
 		for _, r := range rulings {

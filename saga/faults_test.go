@@ -9,6 +9,7 @@ import (
 
 	"github.com/sagamill/sagamill/consumer"
 	"github.com/sagamill/sagamill/internal/testing/faulttest"
+	"github.com/sagamill/sagamill/internal/testing/needtest"
 	"github.com/sagamill/sagamill/saga"
 )
 
@@ -76,6 +77,7 @@ func nestedFaults() (all []faulttest.Fault) {
 // It is not parallel with other tests: it has all [sites] to itself, and its cases share
 // them.
 func TestFaultsOfAnOrchestrator(t *testing.T) {
+	needtest.Slow(t)
 	faulttest.Unreached(t, strikers, "saga")
 	stock := faulttest.NewStock(cap(sites), func() *site {
 		s := newSite(t)

@@ -16,6 +16,7 @@ import (
 
 	"github.com/sagamill/sagamill/internal/flow"
 	"github.com/sagamill/sagamill/internal/stepkey"
+	"github.com/sagamill/sagamill/internal/testing/needtest"
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
 	"github.com/sagamill/sagamill/outbox"
 	"github.com/sagamill/sagamill/saga"
@@ -89,6 +90,7 @@ func text(m outbox.Message) string {
 // The instances of a run, and what they send, are those of package saga with a database.
 func TestHostIsPackageSaga(t *testing.T) {
 	t.Parallel()
+	needtest.Slow(t)
 	db, schema := pgtest.Schema(t)
 	quiet := slog.New(slog.DiscardHandler)
 	o, err := saga.NewOrchestrator(db, nil, []saga.Plan{differentialTour()}, &saga.Options{Schema: schema, Logger: quiet})

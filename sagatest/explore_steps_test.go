@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/sagamill/sagamill/consumer"
+	"github.com/sagamill/sagamill/internal/testing/needtest"
 	"github.com/sagamill/sagamill/outbox"
 	"github.com/sagamill/sagamill/saga"
 	"github.com/sagamill/sagamill/sagatest"
@@ -94,6 +95,7 @@ func (w *till) office() consumer.Step {
 
 func TestExploreEffectsAndLocalSteps(t *testing.T) {
 	t.Parallel()
+	needtest.Slow(t)
 	sagatest.Explore(t, payment(true), &sagatest.ExploreOptions{Faults: 3, Cancels: 1})
 	check(t, sagatest.ExploreWith(t, payment(false), nil, ""), "charged twice", 7)
 }
@@ -101,6 +103,7 @@ func TestExploreEffectsAndLocalSteps(t *testing.T) {
 // What a step says of its attempts is kept to.
 func TestExploreAttemptsAndCancellation(t *testing.T) {
 	t.Parallel()
+	needtest.Slow(t)
 	m := modelOf(three(time.Minute), desks(0)...)
 	m.Steps = func(a *agency) (all []consumer.Step) {
 		for _, d := range desks(0) {
@@ -115,6 +118,7 @@ func TestExploreAttemptsAndCancellation(t *testing.T) {
 
 func TestExploreGivesUp(t *testing.T) {
 	t.Parallel()
+	needtest.Slow(t)
 	r := &recorder{ctx: t.Context()}
 	sagatest.Explore(r, modelOf(three(0), desks(0)...), &sagatest.ExploreOptions{MaxStates: 10, Duplicates: -1, Crashes: -1, Errors: -1, Timers: -1})
 	sagatest.Explore(r, modelOf(three(0), desks(0)...), &sagatest.ExploreOptions{MaxStates: 10})
@@ -127,6 +131,7 @@ func TestExploreGivesUp(t *testing.T) {
 // dead letter. That takes a crash and a deadline, and no error.
 func TestExploreReportsSuperseded(t *testing.T) {
 	t.Parallel()
+	needtest.Slow(t)
 	dead := 0
 	m := modelOf(three(time.Minute), desks(0)...)
 	m.Rest = func(_ *agency, o sagatest.Outcome[trip]) error {

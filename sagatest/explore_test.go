@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/sagamill/sagamill/consumer"
+	"github.com/sagamill/sagamill/internal/testing/needtest"
 	"github.com/sagamill/sagamill/saga"
 	"github.com/sagamill/sagamill/sagatest"
 )
@@ -129,6 +130,7 @@ func parallel() []saga.Step[trip] {
 
 func TestExploreFindsNothingInWhatIsRight(t *testing.T) {
 	t.Parallel()
+	needtest.Slow(t)
 	retried := three(time.Minute)
 	retried[2].Retry = saga.Retry{Attempts: 3}
 	tests := []struct {
@@ -155,6 +157,7 @@ func TestExploreFindsNothingInWhatIsRight(t *testing.T) {
 // A message that has nothing to do any more is handled before all else, and at no other time. Nothing is missed by that.
 func TestExploreMissesNoEnd(t *testing.T) {
 	t.Parallel()
+	needtest.Slow(t)
 	for name, m := range map[string]model{
 		"runs": modelOf(three(time.Minute), desks(0)...), "refused": modelOf(three(time.Minute), desks(always)...),
 		"parallel": modelOf(parallel(), desks(0)...),
@@ -169,6 +172,7 @@ func TestExploreMissesNoEnd(t *testing.T) {
 
 func TestExploreFindsBugsOfTheEngine(t *testing.T) {
 	t.Parallel()
+	needtest.Slow(t)
 	retried := three(0)
 	retried[2].Retry = saga.Retry{Attempts: 3}
 	runs, refused := modelOf(three(time.Minute), desks(0)...), modelOf(three(0), desks(always)...)
@@ -202,6 +206,7 @@ func TestExploreFindsBugsOfTheEngine(t *testing.T) {
 
 func TestExploreFindsBugsOfAuthors(t *testing.T) {
 	t.Parallel()
+	needtest.Slow(t)
 	silent := modelOf(three(time.Minute), desks(0)...)
 	silent.Steps = func(a *agency) (all []consumer.Step) {
 		for _, d := range desks(0) {
@@ -237,6 +242,7 @@ func TestExploreFindsBugsOfAuthors(t *testing.T) {
 // need not look whether there is something to undo.
 func TestExploreUndoesNothingThatWasRefused(t *testing.T) {
 	t.Parallel()
+	needtest.Slow(t)
 	strict := desks(always)
 	strict[2].strict = true
 	found := sagatest.ExploreWith(t, modelOf(three(time.Minute), strict...), nil, "")

@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/sagamill/sagamill/consumer"
+	"github.com/sagamill/sagamill/internal/testing/needtest"
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
 	"github.com/sagamill/sagamill/saga"
 	"github.com/sagamill/sagamill/sagatest"
@@ -68,6 +69,7 @@ func bookings(o sagatest.Outcome[trip], schema string) error {
 
 func TestExploreOnTables(t *testing.T) {
 	t.Parallel()
+	needtest.Slow(t)
 	db, schema := pgtest.Schema(t)
 	tx, err := db.Begin(t.Context())
 	if err != nil {
@@ -97,6 +99,7 @@ func TestExploreOnTables(t *testing.T) {
 
 func TestExploreSaysWhatIsWrongWithAModel(t *testing.T) {
 	t.Parallel()
+	needtest.Slow(t)
 	lacking := modelOf(three(0), desk{name: "flight"}, desk{name: "hotel"})
 	forgetful := modelOf(three(0), desks(0)...)
 	entries := 0

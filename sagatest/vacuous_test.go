@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/sagamill/sagamill/consumer"
+	"github.com/sagamill/sagamill/internal/testing/needtest"
 	"github.com/sagamill/sagamill/saga"
 	"github.com/sagamill/sagamill/sagatest"
 )
@@ -56,6 +57,7 @@ func locally(do func(tx pgx.Tx) error) model {
 // What would make an exploration show nothing is a failure, or told.
 func TestExploreIsNotVacuous(t *testing.T) {
 	t.Parallel()
+	needtest.Slow(t)
 	fails := func(pgx.Tx) error { return errors.New("no such table") }
 	gives := func(pgx.Tx) error { return consumer.Terminal(errors.New("never")) }
 	meant := handledBy(gives, gives)
@@ -73,7 +75,7 @@ func TestExploreIsNotVacuous(t *testing.T) {
 		opts *sagatest.ExploreOptions
 		want string
 	}{
-		{"action without tx", handledBy(execs, nothing), nil, "vacuous_test.go:39; Model.Tx is not set, so tx is nil"},
+		{"action without tx", handledBy(execs, nothing), nil, "vacuous_test.go:40; Model.Tx is not set, so tx is nil"},
 		{"compensation without tx", handledBy(nothing, execs), nil, "the handler of flight gives up on flight.cancel by itself"},
 		{"a handler that fails", handledBy(fails, nothing), nil, "gives up on flight.book by itself, no error was injected: no such table"},
 		{"a terminal error", handledBy(gives, nothing), nil, "set DeadLetters of the Model"},
@@ -100,6 +102,7 @@ func TestExploreIsNotVacuous(t *testing.T) {
 // A local step that says no, or fails once, is no mistake of the model's.
 func TestExploreLetsLocalStepsRefuse(t *testing.T) {
 	t.Parallel()
+	needtest.Slow(t)
 	r := &recorder{ctx: t.Context()}
 	sagatest.Explore(r, locally(func(pgx.Tx) error { return saga.Reject("no") }), nil)
 	if got := r.text(); r.failed || !strings.Contains(got, "0 completed, 1 compensated, 0 stuck") {
@@ -110,6 +113,7 @@ func TestExploreLetsLocalStepsRefuse(t *testing.T) {
 // An end that is stuck is told, with a schedule that comes to it, and so is what nobody has looked at.
 func TestExploreTellsWhatItHasSeen(t *testing.T) {
 	t.Parallel()
+	needtest.Slow(t)
 	m := modelOf(three(0), append(desks(0), desk{name: "cruise"})...)
 	m.Rest = nil
 	r := &recorder{ctx: t.Context()}
@@ -132,6 +136,7 @@ func TestExploreTellsWhatItHasSeen(t *testing.T) {
 
 func TestExploreNamesWhatIsNoData(t *testing.T) {
 	t.Parallel()
+	needtest.Slow(t)
 	type room struct{ open chan int }
 	type house struct{ rooms map[string][]*room }
 	got := failure(t, func(tb testing.TB) {

@@ -24,6 +24,7 @@ import (
 
 	"github.com/sagamill/sagamill/consumer"
 	"github.com/sagamill/sagamill/internal/testing/faulttest"
+	"github.com/sagamill/sagamill/internal/testing/needtest"
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
 	"github.com/sagamill/sagamill/outbox"
 )
@@ -93,6 +94,7 @@ func orders() []order {
 // is discarded has none, and nobody holds a lock.
 func TestFaultsOfARedrive(t *testing.T) {
 	t.Parallel()
+	needtest.Slow(t)
 	offices := faulttest.NewStock(casesAtOnce, func() *office { return newOffice(t) })
 	for _, f := range faulttest.Faults("redrive") {
 		if strings.HasPrefix(f.Name, "redrive/outbox-") {

@@ -17,6 +17,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/sagamill/sagamill/internal/testing/needtest"
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
 	"github.com/sagamill/sagamill/internal/testing/rabbittest"
 )
@@ -86,6 +87,7 @@ func (f *fleet) kill() {
 // ones do, they do once.
 func TestFaultsOfMixedFleets(t *testing.T) {
 	t.Parallel()
+	needtest.Slow(t)
 	const greetings, kills = 600, 24
 	seed := rand.Uint64()
 	random := rand.New(rand.NewPCG(seed, 0))

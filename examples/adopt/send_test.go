@@ -14,6 +14,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill"
 	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v3/pkg/amqp"
 
+	"github.com/sagamill/sagamill/internal/testing/needtest"
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
 	"github.com/sagamill/sagamill/internal/testing/rabbittest"
 	"github.com/sagamill/sagamill/migrations"
@@ -57,6 +58,7 @@ func (g *greeted) count() int {
 // A sender with an outbox is killed again and again, anywhere. Each visitor that it has stored is greeted, and nobody else.
 func TestFaultsOfASender(t *testing.T) {
 	t.Parallel()
+	needtest.Slow(t)
 	const kills, visitors = 12, 50
 	seed := rand.Uint64()
 	random := rand.New(rand.NewPCG(seed, 0))

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/sagamill/sagamill/idemkey"
+	"github.com/sagamill/sagamill/internal/testing/needtest"
 )
 
 // A faulty is an upstream whose first answer is fault's. All others are 201.
@@ -75,6 +76,7 @@ func cutting(bytes string) http.HandlerFunc {
 // What a client gets the first time, and when it retries, on each store: the upstream has got one request wherever it may
 // have charged.
 func TestFaultsOfTheUpstream(t *testing.T) {
+	needtest.Slow(t)
 	const unknown = idemkey.CodeOutcomeUnknown
 	faults := map[string]struct {
 		fault         http.HandlerFunc

@@ -27,6 +27,7 @@ func TestMain(m *testing.M) {
 // on one each, while processes are killed.
 func TestSeparateProcessesSurviveKills(t *testing.T) {
 	t.Parallel()
+	needtest.Slow(t)
 	for _, ownDatabases := range []bool{false, true} {
 		t.Run(fmt.Sprint("own databases ", ownDatabases), func(t *testing.T) {
 			t.Parallel()

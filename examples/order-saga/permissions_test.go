@@ -9,6 +9,7 @@ import (
 
 	"github.com/sagamill/sagamill/examples/internal/demo"
 	"github.com/sagamill/sagamill/internal/plaintext"
+	"github.com/sagamill/sagamill/internal/testing/needtest"
 	"github.com/sagamill/sagamill/internal/testing/permissiontest"
 )
 
@@ -22,6 +23,7 @@ func TestTopologyFile(t *testing.T) {
 // works, and everything else is refused.
 func TestPrivateBrokerPermissions(t *testing.T) {
 	t.Parallel()
+	needtest.Slow(t)
 	of := program.Topology(program.Name)
 	b := permissiontest.New(t, of)
 	b.CheckForgery(t)

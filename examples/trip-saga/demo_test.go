@@ -50,6 +50,7 @@ func TestTheDemoInOneProcess(t *testing.T) {
 
 // The orchestrator is killed first, and then two participants.
 func TestSeparateProcessesSurviveKills(t *testing.T) {
+	needtest.Slow(t)
 	if out := runProgram(t, "-trips", "48", "-clients", "4", "-patience", "4s", "-processes", "-kill", "3"); !strings.Contains(out, "processes restarted 3") {
 		t.Errorf("nothing says that three processes were killed:\n%s", out)
 	}

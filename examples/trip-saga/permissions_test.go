@@ -8,6 +8,7 @@ import (
 
 	"github.com/sagamill/sagamill/examples/internal/demo"
 	"github.com/sagamill/sagamill/internal/plaintext"
+	"github.com/sagamill/sagamill/internal/testing/needtest"
 	"github.com/sagamill/sagamill/internal/testing/permissiontest"
 )
 
@@ -21,6 +22,7 @@ func TestTopologyFile(t *testing.T) {
 // participant: trips are made and given back, and nobody can send or read what is another's.
 func TestPrivateBrokerPermissions(t *testing.T) {
 	t.Parallel()
+	needtest.Slow(t)
 	b := permissiontest.New(t, program.Topology(program.Name))
 	b.CheckForgery(t)
 	b.Purge(t)

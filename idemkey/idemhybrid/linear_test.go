@@ -21,6 +21,7 @@ import (
 	"github.com/sagamill/sagamill/internal/backoff"
 	"github.com/sagamill/sagamill/internal/failpoint"
 	"github.com/sagamill/sagamill/internal/testing/linearpgtest"
+	"github.com/sagamill/sagamill/internal/testing/needtest"
 	"github.com/sagamill/sagamill/internal/testing/redistest"
 )
 
@@ -178,6 +179,7 @@ func linearConfig(r *linearpgtest.Run, w *weather, plant string) lineartest.Conf
 // of each key is what one cell would have answered, and the business rows agree.
 func TestLinearizable(t *testing.T) {
 	t.Parallel()
+	needtest.Slow(t)
 	r, w := linearpgtest.New(t), newWeather(t)
 	c := linearConfig(r, w, "")
 	c.Injected = w.struck
@@ -188,6 +190,7 @@ func TestLinearizable(t *testing.T) {
 // A store with a bug does not get through.
 func TestLinearizableFindsBugs(t *testing.T) {
 	t.Parallel()
+	needtest.Slow(t)
 	for _, plant := range []string{plantLock, plantShed, plantOpen} {
 		t.Run(plant, func(t *testing.T) {
 			t.Parallel()

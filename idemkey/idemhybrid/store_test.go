@@ -18,6 +18,7 @@ import (
 	"github.com/sagamill/sagamill/idemkey/idempg"
 	"github.com/sagamill/sagamill/internal/rediskey"
 	"github.com/sagamill/sagamill/internal/testing/guardtest"
+	"github.com/sagamill/sagamill/internal/testing/needtest"
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
 	"github.com/sagamill/sagamill/internal/testing/redistest"
 )
@@ -182,6 +183,7 @@ func TestStore(t *testing.T) {
 // Without Redis it is the store in Postgres, and a logger that panics over that changes nothing.
 func TestStoreWithoutRedis(t *testing.T) {
 	t.Parallel()
+	needtest.Slow(t)
 	guardtest.Covered(t, map[string]bool{"Options.Logger": true}, Options{})
 	idemkeytest.Run(t, func(t *testing.T) idemkeytest.Subject {
 		p, client := redistest.NewProxy(t)

@@ -23,6 +23,7 @@ import (
 	"github.com/sagamill/sagamill/idemkey/idemgin"
 	"github.com/sagamill/sagamill/idemkey/idemkeytest"
 	"github.com/sagamill/sagamill/idemkey/idempg"
+	"github.com/sagamill/sagamill/internal/testing/needtest"
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
 )
 
@@ -41,6 +42,7 @@ var frameworks = map[string]idemkeytest.Mount{
 // The middleware does the same in each framework, on either store.
 func TestFrameworks(t *testing.T) {
 	t.Parallel()
+	needtest.Slow(t)
 	for name, mount := range frameworks {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -14,6 +14,7 @@ import (
 	"github.com/sagamill/sagamill/idemkey/idemkeytest/lineartest"
 	"github.com/sagamill/sagamill/internal/failpoint"
 	"github.com/sagamill/sagamill/internal/testing/linearpgtest"
+	"github.com/sagamill/sagamill/internal/testing/needtest"
 )
 
 const (
@@ -60,6 +61,7 @@ func linearConfig(r *linearpgtest.Run, plant string) lineartest.Config {
 // have answered, and the business rows agree.
 func TestLinearizable(t *testing.T) {
 	t.Parallel()
+	needtest.Slow(t)
 	r := linearpgtest.New(t)
 	r.Prove(t, linearConfig(r, ""), linearFaults)
 }
@@ -67,6 +69,7 @@ func TestLinearizable(t *testing.T) {
 // A store with a bug does not get through.
 func TestLinearizableFindsBugs(t *testing.T) {
 	t.Parallel()
+	needtest.Slow(t)
 	for _, plant := range []string{plantTwice, plantFlip, plantBody} {
 		t.Run(plant, func(t *testing.T) {
 			t.Parallel()

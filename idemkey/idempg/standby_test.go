@@ -17,6 +17,7 @@ import (
 // ends the wait, which makes the commit visible here and nowhere else: a failover
 // to the standby would take it back. So the look-up that finds it does not believe it.
 func TestSynchronousStandby(t *testing.T) {
+	needtest.Slow(t)
 	f := newFixtureOnPrivate(t)
 	f.exec(t, "ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
 	f.exec(t, "SELECT pg_reload_conf()")

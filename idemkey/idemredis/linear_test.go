@@ -21,6 +21,7 @@ import (
 	"github.com/sagamill/sagamill/idemkey/idemkeytest/lineartest"
 	"github.com/sagamill/sagamill/internal/failpoint"
 	"github.com/sagamill/sagamill/internal/rediskey"
+	"github.com/sagamill/sagamill/internal/testing/needtest"
 	"github.com/sagamill/sagamill/internal/testing/redistest"
 )
 
@@ -181,6 +182,7 @@ func steady(history []lineartest.Op) (n int) {
 // handler ran unless a client was told so or does not know.
 func TestLinearizable(t *testing.T) {
 	t.Parallel()
+	needtest.Slow(t)
 	r := newLinear(t, "")
 	if failpoint.Enabled {
 		r.config.Faults = linearFaults
@@ -213,6 +215,7 @@ func TestLinearizable(t *testing.T) {
 // A store with a bug does not get through.
 func TestLinearizableFindsBugs(t *testing.T) {
 	t.Parallel()
+	needtest.Slow(t)
 	for _, plant := range []string{plantSteal, plantIdle, plantFlip} {
 		t.Run(plant, func(t *testing.T) {
 			t.Parallel()

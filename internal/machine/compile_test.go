@@ -11,6 +11,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/sagamill/sagamill/internal/machine"
+	"github.com/sagamill/sagamill/internal/testing/needtest"
 )
 
 func remote(name string) machine.Node {
@@ -175,6 +176,7 @@ func TestCompileRefusesPlan(t *testing.T) {
 // One fault in an otherwise valid plan is found, wherever it stands.
 func TestCompileFindsTheFault(t *testing.T) {
 	t.Parallel()
+	needtest.Shortened(t)
 	rapid.Check(t, func(t *rapid.T) {
 		p := drawPlan(t)
 		f := rapid.SampledFrom(faults).Draw(t, "fault")
@@ -204,6 +206,7 @@ func insert(t *rapid.T, nodes *[]machine.Node, n machine.Node) {
 // compiled again.
 func TestCompiledPlanCompiles(t *testing.T) {
 	t.Parallel()
+	needtest.Slow(t)
 	rapid.Check(t, func(t *rapid.T) {
 		p := drawPlan(t)
 		m, err := machine.Compile(p)

@@ -10,6 +10,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/sagamill/sagamill/internal/machine"
+	"github.com/sagamill/sagamill/internal/testing/needtest"
 )
 
 // TestMain raises the number of checks: they do no I/O. More are to be had with
@@ -30,6 +31,7 @@ func TestMain(m *testing.M) {
 // and all is answered, the instance ends, and the world is as the machine says.
 func TestEveryInstanceEnds(t *testing.T) {
 	t.Parallel()
+	needtest.Shortened(t)
 	rapid.Check(t, func(t *rapid.T) {
 		s := newSim(t)
 		s.check()

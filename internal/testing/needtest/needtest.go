@@ -1,5 +1,5 @@
-// Package needtest ends tests whose machine lacks something, and reports them: `go test` shows a skipped test
-// only with -v.
+// Package needtest ends tests that do not run in this run of the suite: their machine lacks something, they do not apply,
+// or they are too slow for it. `go test` shows a skipped test only with -v, so what the machine lacks is reported.
 package needtest
 
 import (
@@ -46,6 +46,19 @@ func LeaveOut(t testing.TB, reason string) {
 	t.Helper()
 	leave(t, "LEFT OUT", reason)
 }
+
+// Slow skips t if the tests run with -short, as make test runs them. Nothing is reported, because make verify runs t: it
+// finds this call in the source. Call Slow in the body of the test itself (archtest looks), after t.Parallel.
+func Slow(t testing.TB) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("slow: make verify runs it")
+	}
+}
+
+// Shortened says that t runs with -short, but does less, because rapid or Watermill's suite asks for it: make verify runs
+// t as well, whole. Call it as [Slow] is called.
+func Shortened(testing.TB) {}
 
 // parse returns what list names.
 func parse(list string) ([]string, error) {

@@ -1,6 +1,7 @@
 package needtest
 
 import (
+	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -22,6 +23,7 @@ func (p *probe) Fatalf(format string, args ...any) {
 	p.failed = fmt.Sprintf(format, args...)
 	runtime.Goexit()
 }
+func (p *probe) Skip(args ...any) { p.skipped = fmt.Sprint(args...); runtime.Goexit() }
 func (p *probe) Skipf(format string, args ...any) {
 	p.skipped = fmt.Sprintf(format, args...)
 	runtime.Goexit()
@@ -64,5 +66,17 @@ func TestWhatIsLeftOutIsReported(t *testing.T) {
 	p := ended(func(t testing.TB) { LeaveOut(t, "it counts sessions") })
 	if text, _ := os.ReadFile(path); p.skipped != "LEFT OUT: it counts sessions" || string(text) != "LEFT OUT: TestProbe: it counts sessions\n" {
 		t.Errorf("skipped %q, reported %q", p.skipped, text)
+	}
+}
+
+func TestWhatIsSlowIsSkippedWithShort(t *testing.T) {
+	before := flag.Lookup("test.short").Value.String()
+	t.Cleanup(func() { _ = flag.Set("test.short", before) })
+	skip := Slow
+	for short, want := range map[string]string{"true": "slow: make verify runs it", "false": ""} {
+		_ = flag.Set("test.short", short)
+		if p := ended(skip); p.skipped != want {
+			t.Errorf("with -short=%s skipped %q, want %q", short, p.skipped, want)
+		}
 	}
 }

@@ -9,6 +9,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/sagamill/sagamill/internal/testing/certtest"
+	"github.com/sagamill/sagamill/internal/testing/needtest"
 	"github.com/sagamill/sagamill/internal/testing/rabbitcluster"
 	"github.com/sagamill/sagamill/internal/testing/rabbittest"
 )
@@ -22,6 +23,7 @@ const queue = "q"
 // TestPrivateBrokerCluster is one test with steps, since a cluster takes ten seconds to start.
 func TestPrivateBrokerCluster(t *testing.T) {
 	t.Parallel()
+	needtest.Slow(t)
 	authority := certtest.NewAuthority(t)
 	certificate, key := authority.Issue(t, time.Hour)
 	c := rabbittest.StartCluster(t, &rabbitcluster.Options{Partitions: rabbitcluster.PauseMinority, Certificate: certificate, Key: key})

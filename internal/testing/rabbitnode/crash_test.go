@@ -22,6 +22,7 @@ gen_server2:cast(P,nonsense),receive {'DOWN',M,_,_,_}->ok end,logger:critical("i
 // docs/security.md says so.
 func TestPrivateBrokerPrintsMessagesWhenItFails(t *testing.T) {
 	t.Parallel()
+	needtest.Slow(t)
 	const secret = "tok_51f0c7"
 	for _, tt := range []struct {
 		config string

@@ -6,6 +6,7 @@ import (
 
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/sagamill/sagamill/internal/testing/needtest"
 	"github.com/sagamill/sagamill/internal/testing/rabbittest"
 )
 
@@ -48,6 +49,7 @@ func publish(t *testing.T, connection *amqp.Connection) {
 
 func TestPrivateBrokerObeysItsOperator(t *testing.T) {
 	t.Parallel()
+	needtest.Slow(t)
 	node := rabbittest.StartNode(t)
 	publishing, blocked, closed := connect(t, node)
 	publish(t, publishing)

@@ -5,11 +5,13 @@ import (
 
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/sagamill/sagamill/internal/testing/needtest"
 	"github.com/sagamill/sagamill/internal/testing/rabbittest"
 )
 
 func TestPrivateBrokerKeepsItsDataOverAKill(t *testing.T) {
 	t.Parallel()
+	needtest.Slow(t)
 	node := rabbittest.StartNode(t)
 	name := rabbittest.Name()
 	args := amqp.Table{"x-queue-type": "quorum"}

@@ -200,6 +200,13 @@ var breaches = []struct {
 	{"no sleeping test", "outbox/a_test.go", "package p\n\nfunc f() { time.Sleep(1) }\n", true},
 	{"no sleeping test", "outbox/a_test.go", "package p\n\nimport _ \"testing/synctest\"\n\nfunc f() { time.Sleep(1) }\n", false},
 	{"no sleeping test", "outbox/a.go", "package p\n\nfunc f() { time.Sleep(1) }\n", false},
+	{"slow tests are found", "outbox/a_test.go", "package p\n\nfunc TestX(t *testing.T) {\n\tneedtest.Slow(t)\n}\n", false},
+	{"slow tests are found", "outbox/a_test.go", "package p\n\nfunc TestX(t *testing.T) {\n\tif big { needtest.Slow(t) }\n}\n", true},
+	{"slow tests are found", "outbox/a_test.go", "package p\n\nfunc TestX(tb *testing.T) {\n\tneedtest.Slow(tb)\n}\n", true},
+	{"slow tests are found", "outbox/a_test.go", "package p\n\nfunc help(t *testing.T) {\n\tneedtest.Slow(t)\n}\n", true},
+	{"slow tests are found", "outbox/a_test.go", "package p\n\nfunc TestX(t *testing.T) {\n\tif testing.Short() { return }\n}\n", true},
+	{"slow tests are found", "outbox/a_test.go", "package p\n\nfunc TestX(t *testing.T) {\n\tneedtest.Shortened(t)\n\trapid.Check(t, f)\n}\n", false},
+	{"slow tests are found", "outbox/a_test.go", "package p\n\nfunc TestX(t *testing.T) {\n\trapid.Check(t, f)\n}\n", true},
 
 	{"no formatted SQL", "outbox/a.go", "package p\n\nvar _ = fmt.Sprintf(`\nSELECT id FROM %s`, t)\n", true},
 	{"no formatted SQL", "outbox/a.go", "package p\n\nvar _ = fmt.Sprintf(\"DELETE FROM t \"+\n\"WHERE id = %d\", id)\n", true},

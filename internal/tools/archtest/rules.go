@@ -29,6 +29,7 @@ var rules = []rule{
 	{"forbidden import", checkForbiddenImports},
 	{"no SafeToRetry", checkSafeToRetry},
 	{"no sleeping test", checkSleep},
+	{"slow tests are found", checkSlow},
 	{"no formatted SQL", checkFormattedSQL},
 	{"no init", checkInit},
 	{"no listener", checkListeners},
