@@ -113,6 +113,7 @@ func TestFaultsOfAnEffect(t *testing.T) {
 				}
 				t.Run(fmt.Sprint(f.At(c.hit), " ", c, " honours ", honours), func(t *testing.T) {
 					t.Parallel()
+					needtest.Share(t)
 					d := &drama{fixture: fixtures.Borrow(t), p: newProvider(t, honours), fault: f.At(c.hit), course: c}
 					d.forget(t)
 					step := d.receiptStep(d.p.url, !honours)

@@ -78,6 +78,7 @@ func TestFaultsOfAConsumer(t *testing.T) {
 		for _, w := range ways[f.Name] {
 			t.Run(f.String()+" "+w.name, func(t *testing.T) {
 				t.Parallel()
+				needtest.Share(t)
 				y := yards.Borrow(t)
 				y.clear(t)
 				y.strike(t, f, w)

@@ -84,7 +84,10 @@ func TestEveryFailpointOfTheRelay(t *testing.T) {
 			t.Parallel()
 			f := newField(t)
 			for _, action := range failpoint.Actions() {
-				t.Run(action, func(t *testing.T) { f.on(t, p).strike(action) })
+				t.Run(action, func(t *testing.T) {
+					needtest.Share(t)
+					f.on(t, p).strike(action)
+				})
 			}
 			if p.point == "outbox/before-publish" {
 				t.Run(lateKill, func(t *testing.T) { f.on(t, p).strike(lateKill) })

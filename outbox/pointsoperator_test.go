@@ -167,6 +167,7 @@ func TestEveryFailpointOfAnOperator(t *testing.T) {
 			for _, at := range []string{"before-commit", "after-commit"} {
 				for _, action := range failpoint.Actions() {
 					t.Run(at+" "+action, func(t *testing.T) {
+						needtest.Share(t)
 						o := &operation{T: t, verb: v, name: name, pool: pool, schema: schema, committed: at == "after-commit"}
 						o.strike(v.points+at, action)
 					})

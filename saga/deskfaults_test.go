@@ -61,6 +61,7 @@ func TestFaultsOfAStart(t *testing.T) {
 	for _, f := range strikersFaults("TestFaultsOfAStart") {
 		t.Run(f.String(), func(t *testing.T) {
 			t.Parallel()
+			needtest.Share(t)
 			desks.Borrow(t).lend(t).strikeStart(f, t.Name())
 		})
 	}
@@ -160,6 +161,7 @@ func TestFaultsOfADecision(t *testing.T) {
 		for _, r := range rulings {
 			t.Run(f.String()+" "+string(r.verb), func(t *testing.T) {
 				t.Parallel()
+				needtest.Share(t)
 				desks.Borrow(t).lend(t).strikeDecision(f, r, t.Name())
 			})
 		}

@@ -88,6 +88,7 @@ func TestFaultsOfAnOrchestrator(t *testing.T) {
 		for _, f := range faults {
 			t.Run(name+" "+f.String(), func(t *testing.T) {
 				t.Parallel()
+				needtest.Share(t)
 				s := stock.Borrow(t).lend(t)
 				strike(s, f, t.Name())
 				s.empty()

@@ -149,6 +149,7 @@ func TestExploreFindsNothingInWhatIsRight(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
+			needtest.Share(t)
 			sagatest.Explore(t, tt.m, &sagatest.ExploreOptions{Faults: min(tt.faults, mostFaults), Cancels: 1})
 		})
 	}
@@ -198,6 +199,7 @@ func TestExploreFindsBugsOfTheEngine(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(string(tt.bug), func(t *testing.T) {
 			t.Parallel()
+			needtest.Share(t)
 			found := sagatest.ExploreWith(t, tt.m, nil, tt.bug)
 			check(t, found, tt.want, tt.lines)
 		})

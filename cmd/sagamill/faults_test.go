@@ -104,6 +104,7 @@ func TestFaultsOfARedrive(t *testing.T) {
 			for hit := range o.hits {
 				t.Run(f.At(hit+1).String()+" "+o.words, func(t *testing.T) {
 					t.Parallel()
+					needtest.Share(t)
 					w := offices.Borrow(t)
 					w.open(t)
 					w.strike(t, f.At(hit+1), o)

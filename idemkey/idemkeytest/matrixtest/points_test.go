@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/sagamill/sagamill/internal/failpoint"
+	"github.com/sagamill/sagamill/internal/testing/needtest"
 	"github.com/sagamill/sagamill/internal/testing/proctest"
 )
 
@@ -85,6 +86,7 @@ func TestEveryFailpoint(t *testing.T) {
 				}
 				t.Run(strings.Join([]string{s.point, s.do, action, name}, " "), func(t *testing.T) {
 					t.Parallel()
+					needtest.Share(t)
 					s.strike(t, base, columnOf(name), action)
 				})
 			}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/sagamill/sagamill/internal/backoff"
 	"github.com/sagamill/sagamill/internal/failpoint"
+	"github.com/sagamill/sagamill/internal/testing/needtest"
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
 	"github.com/sagamill/sagamill/internal/testing/rabbittest"
 )
@@ -122,6 +123,7 @@ func TestStorm(t *testing.T) {
 // draw returns the faults of the rounds: each once, then at random.
 func (s *storm) draw() []fault {
 	all := slices.DeleteFunc(faults(), func(f fault) bool { return !strings.Contains(f.name, *flagOnly) })
+	all = needtest.Draw(s, all, func(f fault) string { return f.name })
 	if len(all) == 0 {
 		s.Fatalf("no fault's name contains %q", *flagOnly)
 	}

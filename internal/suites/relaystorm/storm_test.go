@@ -20,6 +20,7 @@ import (
 
 	"github.com/sagamill/sagamill/internal/backoff"
 	"github.com/sagamill/sagamill/internal/failpoint"
+	"github.com/sagamill/sagamill/internal/testing/needtest"
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
 	"github.com/sagamill/sagamill/internal/testing/rabbittest"
 	"github.com/sagamill/sagamill/internal/testing/relaytest"
@@ -155,6 +156,7 @@ func (s *storm) open() {
 // has only some of the deaths at points.
 func (s *storm) draw() []fault {
 	all := slices.DeleteFunc(faults(), func(f fault) bool { return !strings.Contains(f.name, *flagOnly) })
+	all = needtest.Draw(s, all, func(f fault) string { return f.name })
 	if len(all) == 0 {
 		s.Fatalf("no fault's name contains %q", *flagOnly)
 	}

@@ -5,6 +5,8 @@ package needtest
 import (
 	"errors"
 	"fmt"
+	"hash/fnv"
+	"io"
 	"os"
 	"slices"
 	"strings"
@@ -19,6 +21,12 @@ const (
 	// reportVariable names a file that gets a line for each test that did not run.
 	// internal/tools/with prints it in the end.
 	reportVariable = "SAGAMILL_NOT_TESTED"
+
+	// shareVariable holds the hash of a commit, which draws one case of each [shares]. If it is empty, all cases run.
+	shareVariable = "SAGAMILL_SHARE"
+
+	// shares is in how many commits a case runs once, on average.
+	shares = 3
 )
 
 // names are the names that SAGAMILL_REQUIRE may hold. internal/tools/with looks for the versions of RabbitMQ.
@@ -59,6 +67,36 @@ func Slow(t testing.TB) {
 // Shortened says that t runs with -short, but does less, because rapid or Watermill's suite asks for it: make verify runs
 // t as well, whole. Call it as [Slow] is called.
 func Shortened(testing.TB) {}
+
+// Drawn reports whether the case name of t runs for the commit in SAGAMILL_SHARE. It is for cases that are many and
+// alike: each commit runs some, and make nightly runs all. Without SAGAMILL_SHARE every case is drawn.
+func Drawn(t testing.TB, name string) bool {
+	commit := os.Getenv(shareVariable)
+	if commit == "" {
+		return true
+	}
+	h := fnv.New64a()
+	_, _ = io.WriteString(h, commit+" "+t.Name()+" "+name)
+	return h.Sum64()>>32%shares == 0
+}
+
+// Draw returns the cases that are [Drawn], or all if none is. name returns the name of a case.
+func Draw[C any](t testing.TB, cases []C, name func(C) string) []C {
+	drawn := slices.DeleteFunc(slices.Clone(cases), func(c C) bool { return !Drawn(t, name(c)) })
+	if len(drawn) == 0 {
+		return cases
+	}
+	return drawn
+}
+
+// Share skips t, which is one of many similar cases, unless it is [Drawn]. Nothing is reported: .ci/run says once that
+// it runs a share.
+func Share(t testing.TB) {
+	t.Helper()
+	if !Drawn(t, "") {
+		t.Skip("not in this commit's share: make nightly runs it")
+	}
+}
 
 // parse returns what list names.
 func parse(list string) ([]string, error) {

@@ -80,3 +80,28 @@ func TestWhatIsSlowIsSkippedWithShort(t *testing.T) {
 		}
 	}
 }
+
+// Without a commit every case runs. With commits each case runs for about a third of them.
+func TestACommitDrawsAShare(t *testing.T) {
+	t.Setenv(shareVariable, "")
+	if p := ended(Share); p.skipped != "" || !Drawn(t, "kill") {
+		t.Errorf("without a commit a case is skipped: %q", p.skipped)
+	}
+	drawn := map[string]int{}
+	for i := range 300 {
+		t.Setenv(shareVariable, fmt.Sprintf("%040x", i))
+		for _, name := range []string{"kill", "stop", "delay"} {
+			if Drawn(t, name) {
+				drawn[name]++
+			}
+		}
+		if p := ended(Share); (p.skipped == "") != Drawn(&probe{}, "") {
+			t.Errorf("commit %d: skipped %q", i, p.skipped)
+		}
+	}
+	for name, n := range drawn {
+		if n < 70 || n > 130 {
+			t.Errorf("%s is drawn by %d of 300 commits, want about 100", name, n)
+		}
+	}
+}
