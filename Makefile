@@ -31,7 +31,7 @@ export GOFLAGS := $(GOFLAGS) -buildvcs=false
 export STATICCHECK_CACHE ?= $(shell $(GO) env GOCACHE)/staticcheck
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-trip serve serve-trip chaos services test verify long-packages slow-tests test-console console-tests docs test-postgres test-rabbitmq test-pooler tests fuzz mutants mutate model check reference api apidiff statements vuln cross licences fmt bench-idemkey bench-relay bench-consumer bench-saga bench-quiet bench-scale bench-console FORCE
+.PHONY: help demo demo-trip serve serve-trip chaos services test verify nightly long-packages slow-tests test-console console-tests docs test-postgres test-rabbitmq test-pooler tests fuzz mutants mutate model check reference api apidiff statements vuln cross licences fmt bench-idemkey bench-relay bench-consumer bench-saga bench-quiet bench-scale bench-console FORCE
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -73,9 +73,12 @@ ifeq ($(PKG) $(RUN),./... .)
 endif
 
 verify: bin/with ## run what make test leaves out for its time: suites of several packages, clusters, chaos' own tests, a brief chaos on a cluster
-	@bin/with -own -program pgbouncer -program chromium -- $(MAKE) --no-print-directory long-packages slow-tests console-tests
+	@bin/with -own -program pgbouncer -- $(MAKE) --no-print-directory long-packages slow-tests
 	@$(GO) -C chaos test -count=1 -timeout=10m -p=3 ./...
 	@$(MAKE) --no-print-directory chaos CHAOS='-cluster -brief'
+
+nightly: ## run all that is checked and tested, each case of it, on each version of PostgreSQL and RabbitMQ: for hours; PARTS='model mutate' for some
+	@.ci/nightly $(PARTS)
 
 long-packages:
 	@$(MAKE) --no-print-directory tests PKG="$$($(GO) list ./... | grep -E '$(LONG)' | xargs) ./internal/suites/relaytargets"

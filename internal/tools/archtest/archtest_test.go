@@ -303,8 +303,8 @@ func TestCheckWorkflow(t *testing.T) {
 			t.Errorf("%s: checkWorkflow = %q, want %d messages", tt.name, got, tt.want)
 		}
 	}
-	if got := checkRun("#!/bin/sh\nmake test\n"); len(got) != 6 {
-		t.Errorf("checkRun of make test alone = %q, want 6 messages", got)
+	if got := checkRun("#!/bin/sh\npart make test\n"); len(got) != 7 {
+		t.Errorf("checkRun of make test alone = %q, want 7 messages", got)
 	}
 	for workflow, want := range map[string]int{
 		"- run: .ci/run\n- run: .ci/release v1\n- run: gh release create v1\n": 0,

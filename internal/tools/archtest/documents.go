@@ -109,7 +109,7 @@ func checkCredentials(name, document, compose string) (wrong []string) {
 var (
 	makeTarget  = regexp.MustCompile(`(?m)^([a-z][a-z-]*):`)
 	quotedMake  = regexp.MustCompile("(?m)(?:`|^)make ([a-z][a-z-]*)")
-	commandOfCI = regexp.MustCompile(`(?m)^make [a-z-]+$`)
+	commandOfCI = regexp.MustCompile(`(?m)^part (make [a-z-]+)$`)
 )
 
 // checkTargets returns the make commands of a document that the Makefile does not have.
@@ -130,9 +130,9 @@ func checkTargets(name, document, makefile string) (wrong []string) {
 func checkContributing(contributing, run string) (wrong []string) {
 	_, said, _ := strings.Cut(contributing, "\n\n")
 	said, _, _ = strings.Cut(said, "\n\n")
-	for _, command := range commandOfCI.FindAllString(run, -1) {
-		if !strings.Contains(said, "`"+command+"`") {
-			wrong = append(wrong, "CONTRIBUTING.md: its first paragraph lacks `"+command+"` of .ci/run")
+	for _, command := range commandOfCI.FindAllStringSubmatch(run, -1) {
+		if !strings.Contains(said, "`"+command[1]+"`") {
+			wrong = append(wrong, "CONTRIBUTING.md: its first paragraph lacks `"+command[1]+"` of .ci/run")
 		}
 	}
 	return wrong

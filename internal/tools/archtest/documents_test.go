@@ -104,7 +104,7 @@ func TestCheckTargets(t *testing.T) {
 
 func TestCheckContributing(t *testing.T) {
 	t.Parallel()
-	run := "set -e\n\nmake check\nmake vuln\n"
+	run := "set -e\n\npart make check\npart make vuln\n"
 	for contributing, want := range map[string]int{
 		"# C\n\n`make check` and `make vuln` are it.\n\nMore.\n": 0,
 		"# C\n\n`make check` is it.\n\n`make vuln` too.\n":       1,
