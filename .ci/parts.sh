@@ -28,11 +28,14 @@ asked=" $* " # names of parts; nothing means all
 times=()     # a line for each part that ran
 failed=()    # the parts that failed
 
-# part runs a command as a part that has the name of its make target, and notes how long it took. If the part fails, the
-# script ends, unless go_on is set.
+# part runs a command as a part that has the name of its make target, and notes how long it took. Any word of the name
+# selects it. If the part fails, the script ends, unless go_on is set.
 part() {
-	local name=${*:2} begin=$SECONDS result=
-	if [ "$asked" != '  ' ] && [[ $asked != *" $2 "* ]]; then
+	local name=${*:2} begin=$SECONDS result= word wanted=
+	for word in '' "${@:2}"; do
+		[[ $asked != *" $word "* ]] || wanted=yes
+	done
+	if [ -z "$wanted" ]; then
 		return
 	fi
 	"$@" || result=', failed'

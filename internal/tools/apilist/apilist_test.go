@@ -214,6 +214,14 @@ func TestReleases(t *testing.T) {
 	r.want("a change in the next minor version", "")
 	r.record()
 	r.want("the version is kept", "")
-	r.next("v0.2.0", "soon")
+	r.git("commit", "-qam", "second")
+	r.git("tag", "v0.2.0")
+	r.want("the second release", "")
+	r.next("v0.2.0", "v0.1.1")
+	r.git("commit", "-qam", "third")
+	r.git("tag", "v0.1.1")
+	r.git("tag", "--delete", "v0.2.0") // or the third would be compared with that
+	r.want("a release that breaks the one before", "the API of v0.1.0 has lost this")
+	r.next("v0.1.1", "soon")
 	r.want("no version", "the first line")
 }

@@ -48,16 +48,27 @@ func run(write bool) error {
 	if diff := differences(recorded, lines); len(diff) > 0 {
 		return fmt.Errorf("%s is not the API of the code (if the code is right: make api)\n%s", listingPath, strings.Join(diff, "\n"))
 	}
-	return checkRelease(next, lines)
+	return checkReleases(next, lines)
 }
 
-// checkRelease compares lines, which become version next, with the newest release.
-func checkRelease(next version, lines []string) error {
+// checkReleases compares lines, which become version next, with the newest release. If HEAD is that release, lines are
+// compared with the one before too: the release compared with itself has lost nothing.
+func checkReleases(next version, lines []string) error {
 	tag, why := newestRelease()
 	if why != "" {
 		fmt.Printf("apilist: %d lines, compared with %s alone: %s\n", len(lines), listingPath, why)
 		return nil
 	}
+	if before, why := newestRelease("--no-contains", "HEAD"); why == "" && before != tag {
+		if err := checkRelease(before, next, lines); err != nil {
+			return err
+		}
+	}
+	return checkRelease(tag, next, lines)
+}
+
+// checkRelease compares lines with the release tag.
+func checkRelease(tag, next version, lines []string) error {
 	content, err := showFile(tag)
 	if err != nil {
 		return err

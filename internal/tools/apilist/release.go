@@ -47,9 +47,10 @@ func newest(tags []string) (v version, ok bool) {
 	return v, ok
 }
 
-// newestRelease returns the newest release that HEAD descends from, or the reason why there is none.
-func newestRelease() (v version, why string) {
-	tags, err := git("tag", "--list", "v*", "--merged", "HEAD")
+// newestRelease returns the newest release that HEAD is or descends from, or the reason why there is none. Options of git
+// tag leave out some.
+func newestRelease(options ...string) (v version, why string) {
+	tags, err := git(append([]string{"tag", "--list", "v*", "--merged", "HEAD"}, options...)...)
 	if err != nil {
 		return v, err.Error()
 	}
