@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"time"
 )
@@ -139,7 +140,11 @@ func (l *lane) backOff(ctx context.Context, f *flow, failure error) {
 	f.size = 1
 	f.restUntil = time.Now().Add(failurePolicy.Wait(f.failures))
 	l.moveSuspectBack(f.topic)
-	l.opts.Logger.ErrorContext(ctx, "outbox: the broker has not taken all messages, trying again",
+	level := slog.LevelError
+	if !l.topics.mayComplain(time.Now()) {
+		level = slog.LevelDebug // other lanes and topics meet the same broker
+	}
+	l.opts.Logger.Log(ctx, level, "outbox: the broker has not taken all messages, trying again",
 		"schema", l.opts.Schema, "topic", f.topic, "failures", f.failures, "error", failure)
 	l.signals.rested.Send(failure)
 }

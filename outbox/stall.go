@@ -66,8 +66,23 @@ type topics struct {
 	pressure atomic.Uint32 // a pressure
 
 	mu      sync.Mutex
+	told    time.Time // when the log said last that the broker has not taken all messages
 	known   map[string]*topic
 	through uint64 // messages of all topics that got through
+}
+
+// complaintPause is how often the log says that the broker has not taken all messages.
+const complaintPause = time.Second
+
+// mayComplain reports whether the log may say so now.
+func (t *topics) mayComplain(now time.Time) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	may := now.Sub(t.told) >= complaintPause
+	if may {
+		t.told = now
+	}
+	return may
 }
 
 // A topic is the memory of one.
