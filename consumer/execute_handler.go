@@ -75,7 +75,7 @@ func (a *attempt) takeBody() (any, error) {
 		a.bodyTaken = true
 		return a.body, nil
 	}
-	return decodeBody(a.input, a.Metadata.Get(outbox.PropertyContentType), a.Payload)
+	return decodeBody(a.input, a.Metadata, a.Payload)
 }
 
 // checkAfterHandler returns an error if a handler has returned nil but left its transaction unusable.

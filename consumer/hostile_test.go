@@ -102,6 +102,8 @@ func hostileProperties() (all []hostile) {
 		{"content-type text", func(p *amqp.Publishing) { p.ContentType = "text/xml" }, consumer.ReasonUndecodable},
 		{"content-type malformed", func(p *amqp.Publishing) { p.ContentType = "\x1b[31m;;;=" }, consumer.ReasonUndecodable},
 		{"content-type charset", func(p *amqp.Publishing) { p.ContentType = "application/json; charset=utf-16" }, consumer.ReasonUndecodable},
+		{"content-encoding gzip", func(p *amqp.Publishing) { p.ContentEncoding = "gzip" }, consumer.ReasonUndecodable},
+		{"content-encoding good", func(p *amqp.Publishing) { p.ContentEncoding = "UTF-8" }, ""},
 		{"content-type good", func(p *amqp.Publishing) { p.ContentType = "Application/Order+JSON; charset=UTF-8" }, ""},
 		{"content-type absent", func(p *amqp.Publishing) { p.ContentType = "" }, ""},
 		{"many headers", func(p *amqp.Publishing) {
@@ -351,7 +353,7 @@ func (s *stand) check(t *testing.T, h hostile, p amqp.Publishing) {
 		metadata[string(name)] = string(got.Values[i])
 	}
 	want, _ := rabbitmq.Marshaler{}.Unmarshal(amqp.Delivery{Headers: p.Headers, MessageId: p.MessageId, Type: p.Type,
-		CorrelationId: p.CorrelationId, ContentType: p.ContentType, Timestamp: p.Timestamp, Body: p.Body})
+		CorrelationId: p.CorrelationId, ContentType: p.ContentType, ContentEncoding: p.ContentEncoding, Timestamp: p.Timestamp, Body: p.Body})
 	if !bytes.Equal(got.Payload, p.Body) || string(got.ID) != p.MessageId || !reflect.DeepEqual(metadata, map[string]string(want.Metadata)) {
 		t.Errorf("%s: kept %q, %.300q, headers %.300q, want %.300q", h.name, got.ID, got.Payload, metadata, want.Metadata)
 	}

@@ -155,7 +155,7 @@ func (r *receiver) readVerified(topic string, msg *message.Message) (*received, 
 	if rejected != nil {
 		return nil, rejected
 	}
-	body, err := decodeBody(m.input, msg.Metadata.Get(outbox.PropertyContentType), msg.Payload)
+	body, err := decodeBody(m.input, msg.Metadata, msg.Payload)
 	if err != nil {
 		return nil, &rejection{ReasonUndecodable, err, m}
 	}
@@ -300,11 +300,14 @@ func (r *receiver) readAddress(topic string, msg *message.Message) (*received, *
 }
 
 // decodeBody decodes a payload by the codec for its content type.
-func decodeBody(in Input, contentType string, payload []byte) (body any, err error) {
+func decodeBody(in Input, metadata message.Metadata, payload []byte) (body any, err error) {
 	err = callGuarded(func() (err error) { // a panic, as in an UnmarshalJSON, would end the process
 		var codec outbox.Codec
 		if !in.raw {
-			if codec, err = in.findCodec(contentType); err != nil {
+			if err = checkEncoding(metadata[outbox.PropertyContentEncoding]); err != nil {
+				return err
+			}
+			if codec, err = in.findCodec(metadata[outbox.PropertyContentType]); err != nil {
 				return err
 			}
 		}
@@ -314,6 +317,15 @@ func decodeBody(in Input, contentType string, payload []byte) (body any, err err
 		return nil
 	})
 	return body, err
+}
+
+// checkEncoding refuses an encoded payload. Some clients name the charset here.
+func checkEncoding(encoding string) error {
+	switch strings.ToLower(encoding) {
+	case "", "identity", "utf-8", "utf8", "us-ascii":
+		return nil
+	}
+	return fmt.Errorf("property content-encoding is %.40q: option Open can decode the payload and delete the property", encoding)
 }
 
 // findCodec returns the codec for a content type.

@@ -381,7 +381,7 @@ func (in Input) Invoke(ctx context.Context, tx pgx.Tx, d Delivery) ([]outbox.Mes
 	if in.decode == nil || in.missingFunction() != "" {
 		return nil, errors.New("consumer: Invoke of an Input that was not made with On or Effect")
 	}
-	body, err := decodeBody(in, d.Metadata.Get(outbox.PropertyContentType), d.Payload)
+	body, err := decodeBody(in, d.Metadata, d.Payload)
 	if err != nil {
 		return nil, Terminal(err)
 	}

@@ -22,16 +22,23 @@ const maxNesting = 32
 // dropped. See [PublisherOptions].UserID.
 const MetadataUserID = "amqp-user-id"
 
+// The metadata, on arrival, with properties that a foreign sender has set. They are never sent as properties: the broker
+// would drop a message whose expiration is over, and refuse one with a reply-to that it does not know.
+const (
+	propertyReplyTo    = "reply-to"
+	propertyAppID      = "app-id"
+	propertyExpiration = "expiration"
+)
+
 // A Marshaler turns messages into publishings and deliveries into messages. It never returns an
 // error: a delivery that fails here would be redelivered again and again. So every delivery
 // becomes a message, and the consumer judges it.
 //
-// The UUID is the message-id. The metadata type, timestamp, correlation-id and content-type are the
-// properties of these names. All metadata are headers too, as strings, those four among them, and the
-// UUID is the header that the DefaultMarshaler of watermill-amqp reads. So its subscribers see the
-// UUID and all metadata, and messages of its publishers arrive here with theirs. On arrival a property
-// has precedence over the header of its name. The
-// timestamp is the exception, because the property holds whole seconds only.
+// The UUID is the message-id. The metadata type, timestamp, correlation-id, content-type and content-encoding are the
+// properties of these names. On arrival reply-to, app-id and expiration are, too. All metadata are headers as well, as
+// strings, and the UUID is the header that the DefaultMarshaler of watermill-amqp reads. So its subscribers see the UUID
+// and all metadata, and messages of its publishers arrive here with theirs. On arrival a property has precedence over the
+// header of its name. The timestamp is the exception, because the property holds whole seconds only.
 //
 // A header that arrives as something else than a string is kept in string form: numbers in decimal,
 // bytes as they are, tables and arrays as JSON. The metadata redelivered is never sent, and is "true"
@@ -41,14 +48,15 @@ type Marshaler struct{}
 // Marshal returns msg as a persistent publishing. The error is always nil.
 func (Marshaler) Marshal(msg *message.Message) (amqp.Publishing, error) {
 	p := amqp.Publishing{
-		MessageId:     msg.UUID,
-		Type:          msg.Metadata[outbox.PropertyType],
-		Timestamp:     parseTimestamp(msg.Metadata[outbox.PropertyTimestamp]),
-		CorrelationId: msg.Metadata[outbox.PropertyCorrelation],
-		ContentType:   msg.Metadata[outbox.PropertyContentType],
-		DeliveryMode:  amqp.Persistent,
-		Body:          msg.Payload,
-		Headers:       make(amqp.Table, len(msg.Metadata)+1),
+		MessageId:       msg.UUID,
+		Type:            msg.Metadata[outbox.PropertyType],
+		Timestamp:       parseTimestamp(msg.Metadata[outbox.PropertyTimestamp]),
+		CorrelationId:   msg.Metadata[outbox.PropertyCorrelation],
+		ContentType:     msg.Metadata[outbox.PropertyContentType],
+		ContentEncoding: msg.Metadata[outbox.PropertyContentEncoding],
+		DeliveryMode:    amqp.Persistent,
+		Body:            msg.Payload,
+		Headers:         make(amqp.Table, len(msg.Metadata)+1),
 	}
 	for name, value := range msg.Metadata {
 		if name != outbox.PropertyRedelivered && name != MetadataUserID {
@@ -71,10 +79,14 @@ func (Marshaler) Unmarshal(d amqp.Delivery) (*message.Message, error) {
 	delete(msg.Metadata, wamqp.DefaultMessageUUIDHeaderKey)
 	delete(msg.Metadata, MetadataUserID) // a header: anybody can write that
 	for name, value := range map[string]string{
-		MetadataUserID:             d.UserId,
-		outbox.PropertyType:        d.Type,
-		outbox.PropertyCorrelation: d.CorrelationId,
-		outbox.PropertyContentType: d.ContentType,
+		MetadataUserID:                 d.UserId,
+		outbox.PropertyType:            d.Type,
+		outbox.PropertyCorrelation:     d.CorrelationId,
+		outbox.PropertyContentType:     d.ContentType,
+		outbox.PropertyContentEncoding: d.ContentEncoding,
+		propertyReplyTo:                d.ReplyTo,
+		propertyAppID:                  d.AppId,
+		propertyExpiration:             d.Expiration,
 	} {
 		if value != "" {
 			msg.Metadata[name] = value

@@ -22,7 +22,7 @@ import (
 func deliver(p amqp.Publishing, redelivered bool) *message.Message {
 	msg, _ := rabbitmq.Marshaler{}.Unmarshal(amqp.Delivery{
 		MessageId: p.MessageId, Type: p.Type, Timestamp: p.Timestamp, CorrelationId: p.CorrelationId,
-		ContentType: p.ContentType, Headers: p.Headers, Body: p.Body, Redelivered: redelivered,
+		ContentType: p.ContentType, ContentEncoding: p.ContentEncoding, ReplyTo: p.ReplyTo, AppId: p.AppId, Expiration: p.Expiration, Headers: p.Headers, Body: p.Body, Redelivered: redelivered,
 	})
 	return msg
 }
@@ -34,12 +34,14 @@ func TestMarshalRoundTrip(t *testing.T) {
 		want.Metadata = message.Metadata{
 			outbox.PropertyType: "t", outbox.PropertyCorrelation: "c", outbox.PropertyContentType: "text/plain",
 			outbox.PropertyTimestamp: timestamp, outbox.HeaderKey: "k:s", "empty": "",
+			outbox.PropertyContentEncoding: "gzip", "reply-to": "q", "app-id": "shop", "expiration": "1000",
 		}
 		p, err := rabbitmq.Marshaler{}.Marshal(want)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if p.MessageId != "id" || p.Type != "t" || p.CorrelationId != "c" || p.ContentType != "text/plain" || p.DeliveryMode != amqp.Persistent {
+		if p.MessageId != "id" || p.Type != "t" || p.CorrelationId != "c" || p.ContentType != "text/plain" || p.DeliveryMode != amqp.Persistent ||
+			p.ContentEncoding != "gzip" || p.ReplyTo != "" || p.AppId != "" || p.Expiration != "" {
 			t.Errorf("properties are %+v", p)
 		}
 		got := deliver(p, false)
@@ -49,6 +51,16 @@ func TestMarshalRoundTrip(t *testing.T) {
 		if diff := cmp.Diff(want.Metadata, got.Metadata); diff != "" {
 			t.Errorf("metadata (-want +got):\n%s", diff)
 		}
+	}
+}
+
+// A foreign sender may set properties that this package does not.
+func TestUnmarshalForeignProperties(t *testing.T) {
+	t.Parallel()
+	got := deliver(amqp.Publishing{ContentEncoding: "gzip", ReplyTo: "q", AppId: "shop", Expiration: "1000"}, false)
+	want := message.Metadata{outbox.PropertyContentEncoding: "gzip", "reply-to": "q", "app-id": "shop", "expiration": "1000"}
+	if diff := cmp.Diff(want, got.Metadata); diff != "" {
+		t.Errorf("metadata (-want +got):\n%s", diff)
 	}
 }
 
