@@ -24,13 +24,15 @@ import (
 // place, and a function after which connections are made to node i alone, or to any if i is -1.
 func clusterConfig(t *testing.T, c *rabbitcluster.Cluster, topics ...string) (cfg wamqp.Config, pin func(i int)) {
 	t.Helper()
-	urls := c.URLs()
+	urls := strings.Join(c.URLs(), ",")
 	opts := &rabbitmq.ConfigOptions{Prefix: rabbittest.Name()}
-	cfg, err := rabbitmq.NewConfig(urls[0], service, opts)
+	cfg, err := rabbitmq.NewConfig(urls, service, opts)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := rabbitmq.DeclareTopology(t.Context(), cfg, topics...); err != nil {
+	limited, cancel := context.WithTimeout(t.Context(), 2*patience)
+	defer cancel()
+	if err := rabbitmq.DeclareTopology(limited, cfg, topics...); err != nil {
 		t.Fatal(err)
 	}
 	var pinned atomic.Int64
@@ -41,7 +43,7 @@ func clusterConfig(t *testing.T, c *rabbitcluster.Cluster, topics ...string) (cf
 		}
 		return (&net.Dialer{}).DialContext(ctx, network, addr)
 	}
-	if cfg, err = rabbitmq.NewConfig(strings.Join(urls, ","), service, opts); err != nil {
+	if cfg, err = rabbitmq.NewConfig(urls, service, opts); err != nil {
 		t.Fatal(err)
 	}
 	return cfg, func(i int) { pinned.Store(int64(i)) }
@@ -343,6 +345,43 @@ func (s *redService) exchange(t *testing.T) {
 func syncNode(t *testing.T, c *rabbitcluster.Cluster, i int) {
 	t.Helper()
 	if err := c.Node(i).Sync(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A subscription without a publisher in its process, on a node that is cut off, and a service that starts there. Up to
+// RabbitMQ 4.2 such a node pauses; since then it keeps its clients.
+func TestPrivateBrokerClusterAndALonelySubscription(t *testing.T) {
+	t.Parallel()
+	needtest.Slow(t)
+	c := rabbittest.StartCluster(t, &rabbitcluster.Options{Partitions: rabbitcluster.PauseMinority})
+	cfg, pin := clusterConfig(t, c, "red")
+	queue := cfg.Queue.GenerateName("red")
+	if err := c.MoveLeader(queue, 0); err != nil {
+		t.Fatal(err)
+	}
+	pin(0)
+	red, _ := subscribe(t, cfg, "red", fast())
+	pin(-1)
+	pub := newPublisher(t, at(cfg, c, 1), nil)
+	ackAll(t, red, mustPublish(t, pub, "red", 1))
+	c.Partition(0)
+	began := time.Now()
+	if _, err := c.AwaitLeader(queue); err != nil {
+		t.Fatal(err)
+	}
+	publishUntil(t, pub, "red")
+	t.Logf("the others have a leader after %v", time.Since(began))
+	next(t, red).Ack()
+	t.Logf("delivered after %v", time.Since(began))
+	began = time.Now()
+	pin(0) // so the node that is cut off is dialled first
+	time.AfterFunc(time.Second, func() { pin(-1) })
+	if err := rabbitmq.DeclareTopology(t.Context(), cfg, "red"); err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("a service that starts has declared after %v", time.Since(began))
+	if err := c.Heal(); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"net"
 	"strings"
+	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
 	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v3/pkg/amqp"
@@ -29,6 +30,9 @@ const (
 	// message to: the broker would drop it.
 	noLimit = 1 << 30
 )
+
+// disconnectedTimeout is how long a queue waits for the node of a consumer to come back.
+const disconnectedTimeout = time.Second
 
 // maxShortString is what an AMQP short string can hold.
 const maxShortString = 255
@@ -123,6 +127,9 @@ func quorumArguments(limit int32) amqp.Table {
 	return amqp.Table{
 		amqp.QueueTypeArg:  amqp.QueueTypeQuorum,
 		"x-delivery-limit": limit,
+		// From version 4.3 a queue keeps what it has sent to a node that died, or was cut off, for this time; by default
+		// a minute. Versions before that know no such argument, and give it to others at once.
+		"x-consumer-disconnected-timeout": int32(disconnectedTimeout / time.Millisecond),
 		// At-least-once dead-lettering needs reject-publish: with drop-head a
 		// message could be dropped to make room for another. (A policy that says
 		// otherwise counts more.)

@@ -43,6 +43,19 @@ type flight struct {
 	confirm *amqp.DeferredConfirmation
 }
 
+// newPlaces returns what limits the channels for messages of a connection to what was negotiated. While a batch has one, it
+// may declare its exchange on another; a third looks whether the connection still opens any. The client never gives out the
+// last number.
+func (l *link) newPlaces(connection *amqp.Connection) chan struct{} {
+	allowed := max(1, (int(connection.Config.ChannelMax)-2)/2)
+	if allowed < l.channels && l.warnedOf.Swap(int64(allowed)) != int64(allowed) {
+		l.log.WarnContext(l.life, "rabbitmq: the broker's channel_max allows fewer channels than PublisherOptions.Channels; further batches wait",
+			"name", l.opts.Name, "channel_max", connection.Config.ChannelMax, "used", allowed, "wanted", l.channels)
+	}
+	return make(chan struct{}, allowed)
+}
+
+// openConfirmChannel opens a channel, which has a place of c until it is closed.
 func openConfirmChannel(ctx context.Context, c *conn, p *Publisher) (*confirmChannel, error) {
 	open := func() (*amqp.Channel, error) {
 		ch, err := c.amqp.Channel()
@@ -53,8 +66,15 @@ func openConfirmChannel(ctx context.Context, c *conn, p *Publisher) (*confirmCha
 	}
 	ch, err := requestOnConn(ctx, c, open, c.closeChannel)
 	if err != nil {
+		<-c.places
 		return nil, explainUnanswered(ctx, "open channel", err)
 	}
+	ended := ch.NotifyClose(make(chan *amqp.Error, 1))
+	c.work.Go(func() {
+		for range ended {
+		}
+		<-c.places
+	})
 	timer := time.NewTimer(p.opts.ConfirmTimeout)
 	timer.Stop()
 	opened := &confirmChannel{

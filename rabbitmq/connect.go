@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v3/pkg/amqp"
@@ -66,6 +67,8 @@ type link struct {
 	addresses *addresses // of the process, but in tests
 	dialer    dialer     // nil: over TCP
 	alarms    alarms
+	channels  int          // for messages, at most
+	warnedOf  atomic.Int64 // the number of channels that the last warning was about
 
 	life context.Context // ends with close; belongs to no caller
 	end  context.CancelCauseFunc
@@ -217,6 +220,12 @@ const (
 func (l *link) leaveBroker(c *conn, why departure) {
 	l.noteDeparture(c, why)
 	c.dropConnection()
+}
+
+// mayGoElsewhere reports whether there is another broker than that of c which no link has left lately. If all answer
+// slowly, each is thereby left once in [leftMemory].
+func (l *link) mayGoElsewhere(c *conn) bool {
+	return l.hasSeveral() && l.addresses.hasOther(l.urls, c.url)
 }
 
 // noteDeparture remembers that the broker of c was left, once for each connection.

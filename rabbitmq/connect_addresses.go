@@ -93,6 +93,11 @@ func (a *addresses) hasUnleft(urls []string) bool {
 	return slices.ContainsFunc(urls, func(url string) bool { return a.lastLeft(url, now).IsZero() })
 }
 
+// hasOther reports whether there is one of urls besides url that no link has left lately.
+func (a *addresses) hasOther(urls []string, url string) bool {
+	return a.hasUnleft(slices.DeleteFunc(slices.Clone(urls), func(other string) bool { return other == url }))
+}
+
 // lastLeft returns when the broker was left, and zero if that is forgotten. mu is held.
 func (a *addresses) lastLeft(url string, now time.Time) time.Time {
 	at, known := a.left[url]
@@ -235,10 +240,15 @@ func (l *link) confirmedBy(c *conn, to destination) {
 	for _, s := range l.addresses.noteConfirmed(c.url, to, l.urls) {
 		why := departure(fmt.Sprintf("it has not confirmed a message to %s, which %s has confirmed, and sends nothing on this connection", to, brokerAddress(c.url)))
 		for _, consumer := range l.addresses.consumersAt(s.url) {
-			if !consumer.leaving.Swap(true) {
-				consumer.leaveSuspect(s.since, why)
-			}
+			consumer.leaveUnlessHeard(s.since, why)
 		}
+	}
+}
+
+// leaveUnlessHeard begins to leave the broker of c, unless that has begun. It never waits.
+func (c *conn) leaveUnlessHeard(since time.Time, why departure) {
+	if !c.leaving.Swap(true) {
+		c.leaveSuspect(since, why)
 	}
 }
 

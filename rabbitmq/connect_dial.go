@@ -40,6 +40,7 @@ type conn struct {
 	socket  *deadlineConn
 	limits  ConnectionOptions
 	blocked gate
+	places  chan struct{}   // of channels for messages: see newPlaces
 	dead    chan struct{}   // closed once the connection is gone
 	work    *sync.WaitGroup // goroutines of this and of other connections of the link
 	stuck   atomic.Int32    // requests that wait longer than RequestTimeout
@@ -100,7 +101,7 @@ func (l *link) dialAddress(ctx context.Context, url string) (*conn, error) {
 	if secure != nil {
 		secure.greeted.Store(true)
 	}
-	c.amqp = connection
+	c.amqp, c.places = connection, l.newPlaces(connection)
 	closes := connection.NotifyClose(make(chan *amqp.Error, 1))
 	blocks := connection.NotifyBlocked(make(chan amqp.Blocking, 1))
 	c.work.Go(func() { c.watchConnection(closes, blocks) })

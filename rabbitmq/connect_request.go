@@ -14,6 +14,14 @@ import (
 // RequestTimeout. With one more the connection is dropped, which ends them all.
 const maxStuck = 8
 
+// unansweredPatience is how long a broker may leave a request without an answer, and send nothing else, before a link with
+// several addresses goes to another one. A node of RabbitMQ 4.3 that is cut off from its cluster keeps its connections, and
+// answers nothing that needs the others.
+const unansweredPatience = 3 * time.Second
+
+// unanswered is why.
+const unanswered departure = "it has not answered a request in time, and sends nothing on this connection"
+
 // An answer is the result of a request.
 type answer[T any] struct {
 	value T
@@ -73,17 +81,28 @@ func awaitRequest[T any](ctx context.Context, c *conn, f func() (T, error), disc
 				return err
 			})
 		})
+		began := time.Now()
 		timer := time.NewTimer(c.limits.RequestTimeout)
 		defer timer.Stop()
+		if c.link.mayGoElsewhere(c) {
+			impatient := time.AfterFunc(unansweredPatience, func() { c.leaveUnlessHeard(began, unanswered) })
+			defer impatient.Stop()
+		}
 		select {
 		case a := <-answered:
+			if a.err != nil && serverException(a.err) == nil && c.left.Load() && time.Since(began) >= unansweredPatience {
+				a.err = errTimeout // and not that the socket is closed
+			}
 			report(a)
 		case <-timer.C:
 			if !spare() {
 				c.dropConnection()
 				a := <-answered
-				if a.err != nil {
+				switch {
+				case serverException(a.err) != nil:
 					a.err = fmt.Errorf("%w: %w", errTimeout, a.err)
+				case a.err != nil: // only of the socket that was just closed
+					a.err = errTimeout
 				}
 				report(a)
 				return

@@ -41,7 +41,7 @@ func (s *subscription) consumeOn(ctx context.Context, c *conn, prefetch int) (*c
 		tag := "sagamill-" + rand.Text()
 		var deliveries <-chan amqp.Delivery
 		err = guard.Apart(func() (err error) {
-			deliveries, err = s.startConsumer(ch, tag, prefetch)
+			deliveries, err = s.startConsumer(ctx, ch, tag, prefetch)
 			return err
 		})
 		if err != nil {
@@ -56,18 +56,24 @@ func (s *subscription) consumeOn(ctx context.Context, c *conn, prefetch int) (*c
 	return requestOnConn(ctx, c, open, func(cc *consumerChannel) { c.closeChannel(cc.amqp) })
 }
 
-func (s *subscription) startConsumer(ch *amqp.Channel, tag string, prefetch int) (<-chan amqp.Delivery, error) {
+// startConsumer consumes from the topic's queue. After a lost connection it does not declare the queue before, unless that is
+// missing: while a node stands still or is cut off, the others may answer no declaration, and deliver.
+func (s *subscription) startConsumer(ctx context.Context, ch *amqp.Channel, tag string, prefetch int) (<-chan amqp.Delivery, error) {
 	cfg := s.subscriber.cfg
-	if err := buildTopology(ch, cfg, s.topic); err != nil {
-		return nil, explainStream(err)
+	if !s.resumes {
+		if err := buildTopology(ch, cfg, s.topic); err != nil {
+			return nil, explainStream(err)
+		}
+		s.declared.Do(func() { close(s.isDeclared) })
+		s.subscriber.reportDeadLetters(ctx, ch, s.topic)
 	}
-	s.declared.Do(func() { close(s.isDeclared) })
 	if err := ch.Qos(prefetch, 0, false); err != nil {
 		return nil, fmt.Errorf("set prefetch: %w", err)
 	}
 	queue := cfg.Queue.GenerateName(s.topic)
 	deliveries, err := ch.Consume(queue, tag, false, cfg.Consume.Exclusive, cfg.Consume.NoLocal, false, consumeArguments(cfg))
 	if err != nil {
+		s.resumes = s.resumes && !hasCode(err, amqp.NotFound)
 		return nil, explainStream(fmt.Errorf("consume from %s: %w", queue, err))
 	}
 	return deliveries, nil

@@ -2,6 +2,7 @@ package rabbitmq
 
 import (
 	"context"
+	"errors"
 	"math/rand/v2"
 	"time"
 
@@ -23,6 +24,8 @@ func (s *subscription) receiveDeliveries(intake, work context.Context, cc *consu
 	interval := s.subscriber.opts.TopologyInterval
 	ticker := time.NewTicker(interval/2 + rand.N(interval))
 	defer ticker.Stop()
+	silent := time.NewTicker(min(silenceInterval, interval))
+	defer silent.Stop()
 	isolated := time.NewTicker(interval)
 	defer isolated.Stop()
 	s.lanes.beginChannel(cc)
@@ -55,6 +58,10 @@ func (s *subscription) receiveDeliveries(intake, work context.Context, cc *consu
 		case <-isolated.C:
 			intervals++
 			leaving = leaving || s.single && s.isBlameless(cc, intervals)
+		case at := <-silent.C:
+			if s.link.hasSeveral() && !cc.conn.heardSince(at.Add(-silenceInterval)) {
+				s.checkTopology(intake, cc)
+			}
 		case <-ticker.C:
 			if !delivered && room && next == nil && s.isQuiet(cc) {
 				return true
@@ -72,6 +79,10 @@ func (s *subscription) receiveDeliveries(intake, work context.Context, cc *consu
 		}
 	}
 }
+
+// silenceInterval is how often a subscription with several addresses declares its topology again while nothing arrives:
+// a node that is cut off from its cluster looks like one that has nothing to deliver.
+const silenceInterval = 5 * time.Second
 
 // nextSelection returns what receiveDeliveries waits for: a delivery where there is room, and the handover of
 // next, if there is one.
@@ -118,7 +129,11 @@ func (s *subscription) checkTopology(intake context.Context, cc *consumerChannel
 	cc.conn.work.Go(func() {
 		defer s.checking.Store(false)
 		if err := s.subscriber.declareTopic(intake, cc.conn, s.topic); err != nil && intake.Err() == nil && !cc.isOver() {
-			s.subscriber.opts.Logger.WarnContext(intake, "rabbitmq: topology is not as declared", "topic", s.topic, "error", err)
+			what := "rabbitmq: topology is not as declared"
+			if errors.Is(err, errTimeout) {
+				what = "rabbitmq: the broker does not answer a declaration of the topology"
+			}
+			s.subscriber.opts.Logger.WarnContext(intake, what, "topic", s.topic, "broker", brokerAddress(cc.conn.url), "error", err)
 		}
 	})
 }

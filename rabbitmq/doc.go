@@ -64,6 +64,8 @@
 //     arrive once the queue answers; other subscriptions do not notice.
 //   - A declaration that is not answered, as while a node of the cluster stands still: it costs
 //     its own channel. Consuming goes on.
+//   - A node that is cut off from its cluster and keeps its clients: with several addresses, a subscription to
+//     which nothing is sent asks every 5 s, and goes to another node if it gets no answer within 3 s.
 //   - Large messages: a subscription has at most [SubscriberOptions].PrefetchBytes of payload in
 //     this process. A burst of them costs a renewal of the subscription, with redeliveries.
 //   - A stream in place of a queue: an [ErrConfig].
@@ -79,6 +81,7 @@
 // TopologyInterval longer. The Subscriber logs an error as long as there is something in that queue.
 // Other topics do not notice, and nothing is dropped.
 //
-// Each delivery counts for the limit. A process that loses its database pauses its topics
-// ([Subscriber.Pause]), so an outage costs one delivery for each hand-over.
+// A delivery counts for the limit if its consumer died or lost its connection before the ack. Before
+// RabbitMQ 4.3, a nack counts too. A process that loses its database pauses its topics
+// ([Subscriber.Pause]), so an outage costs at most one delivery for each hand-over.
 package rabbitmq

@@ -61,12 +61,26 @@ func ConsumesFrom(t testing.TB, s *Subscriber) (url string, left bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, of := range s.topics { // of which there is one
-		if c := of.conn.Load(); c != nil {
-			return c.url, c.left.Load()
+		if cc := of.channel.Load(); cc != nil {
+			return cc.conn.url, cc.conn.left.Load()
 		}
 	}
 	t.Fatal("nothing is consumed")
 	return "", false
+}
+
+// ConsumerTag returns the tag of the consumer of the only topic.
+func ConsumerTag(t testing.TB, s *Subscriber) string {
+	t.Helper()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, of := range s.topics {
+		if cc := of.channel.Load(); cc != nil {
+			return cc.tag
+		}
+	}
+	t.Fatal("nothing is consumed")
+	return ""
 }
 
 // currentOf returns the connection of a link.

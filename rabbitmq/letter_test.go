@@ -141,7 +141,6 @@ func TestPublishRejectedByTheBroker(t *testing.T) {
 	t.Parallel()
 	_, proxy := publishEdited(t, []edit{
 		{"expiration", func(p *amqp.Publishing) { p.Expiration = "soon" }, rabbitmq.ErrRejected},
-		{"delivery mode", func(p *amqp.Publishing) { p.DeliveryMode = 3 }, rabbitmq.ErrRejected},
 		{"user-id", func(p *amqp.Publishing) { p.UserId = "somebody-else" }, rabbitmq.ErrRejected},
 		{"reply-to without a consumer", func(p *amqp.Publishing) { p.ReplyTo = "amq.rabbitmq.reply-to" }, rabbitmq.ErrRejected},
 		{"CC", func(p *amqp.Publishing) { p.Headers["CC"] = "x" }, rabbitmq.ErrRejected},

@@ -35,7 +35,8 @@ type PublisherOptions struct {
 	// from the whole connection. Default: 256.
 	Window int
 	// Channels is how many batches may be published at once; further batches wait. A relay uses RelayOptions.Lanes of
-	// them for each topic. Default: 32.
+	// them for each topic. If the broker's channel_max is less than twice as much and two, fewer
+	// batches are published at once, and the log says so; it must be at least 3. Default: 32.
 	Channels int
 	// ConfirmTimeout limits the wait for the next confirm of the broker. The wait adapts to how long
 	// confirms take: it is between 1 s and ConfirmTimeout, and doubles after a timeout at
@@ -105,6 +106,7 @@ func NewPublisher(cfg wamqp.Config, opts *PublisherOptions) (*Publisher, error) 
 	}
 	p := &Publisher{cfg: cfg, opts: opts.withDefaults()}
 	p.link = newLink(cfg, p.opts.Connection, p.opts.Logger)
+	p.link.channels = p.opts.Channels
 	p.patiences = patiences{most: p.opts.ConfirmTimeout, brokers: len(p.link.urls)}
 	p.slots = make(chan struct{}, p.opts.Channels)
 	p.idle = make(chan *confirmChannel, p.opts.Channels)
@@ -272,8 +274,21 @@ func (p *Publisher) openChannel(ctx context.Context, l *link, ch *confirmChannel
 	if err := c.blockedError(); err != nil { // a blocked broker does not even open a channel
 		return c, nil, err
 	}
-	ch, err = openConfirmChannel(ctx, c, p)
-	return c, ch, err
+	idle := p.idle
+	if l != p.link {
+		idle = nil
+	}
+	select {
+	case c.places <- struct{}{}:
+		ch, err = openConfirmChannel(ctx, c, p)
+		return c, ch, err
+	case ch := <-idle: // perhaps the only way: channels in there have places, too
+		return p.openChannel(ctx, l, ch)
+	case <-c.dead:
+		return c, nil, fmt.Errorf("%w: %w", ErrUnavailable, amqp.ErrClosed)
+	case <-ctx.Done():
+		return c, nil, unavailableError(ctx)
+	}
 }
 
 // A batch is what one call publishes, and what became of it so far.

@@ -19,7 +19,7 @@ const (
 	// A process that dies, or a connection that is lost, costs the acks of this time: up to maxCollectedAcks
 	// messages of a subscription are delivered again although they are settled, and a consumer's inbox finds
 	// them done. They are among the messages that the broker had sent ahead, all of which are delivered again
-	// and count for the queue's delivery limit.
+	// and count for the queue's delivery limit, if it was the connection that was lost.
 	ackDelay = 20 * time.Millisecond
 )
 

@@ -312,7 +312,7 @@ type topicState struct {
 	pause     *pause
 	consumers atomic.Int64
 	cancelled atomic.Uint64
-	conn      atomic.Pointer[conn] // on which it was consumed last, for tests
+	channel   atomic.Pointer[consumerChannel] // the last one, for tests
 }
 
 func (s *Subscriber) stateOf(topic string) *topicState {
@@ -325,7 +325,7 @@ func (s *Subscriber) stateOf(topic string) *topicState {
 }
 
 // Subscription reports whether a subscription to topic is served, and how often the broker
-// has cancelled one: it does so when the queue is deleted, with what the queue holds. A
+// has cancelled one whose queue was then not found: it was deleted, with what it held. A
 // subscription is not served while the broker is away, while its queue is missing, with
 // [ConfigOptions].Passive, while the topic is paused, and for a moment when it is renewed. One whose quorum queue loses its
 // majority counts as served until it has been idle for TopologyInterval. For a topic

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
+	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/sagamill/sagamill/internal/backoff"
 )
@@ -31,6 +32,7 @@ type subscription struct {
 	isDeclared chan struct{} // closed once the topology was there for the first time
 
 	checking atomic.Bool // the topology is being declared again
+	resumes  bool        // the last consumer channel was lost, and its queue is likely to be there
 
 	unreadable int  // consumer channels in a row that ended over a message that the client cannot read
 	single     bool // one message at a time, while there may be such a message
@@ -129,7 +131,7 @@ func (s *subscription) runChannels(intake, base context.Context, cc *consumerCha
 	defer stopWork()
 	for failures := 0; cc != nil; {
 		began := time.Now()
-		s.state.conn.Store(cc.conn)
+		s.state.channel.Store(cc)
 		if s.link.hasSeveral() {
 			s.link.addresses.addConsumer(s.link, cc.conn)
 		}
@@ -138,9 +140,10 @@ func (s *subscription) runChannels(intake, base context.Context, cc *consumerCha
 		calm := s.receiveDeliveries(intake, work, cc)
 		s.state.consumers.Add(-1)
 		cause := cc.endReason()
+		s.resumes = !calm && cc.isOver()
 		if cc.wasCancelled() {
-			s.state.cancelled.Add(1)
-			cause = "the broker has cancelled the consumer, as it does when the queue is deleted with what it holds"
+			s.resumes = false
+			cause = s.explainCancel(intake, cc)
 		}
 		if s.isKeyed() && intake.Err() == nil || cc.isPaused() {
 			cc.closeChannel() // while it is open the next consumer, here or elsewhere, would overtake what goes back
@@ -186,6 +189,36 @@ func (s *subscription) reopenConsumerChannel(ctx context.Context, failures int) 
 // logLasting logs an error that no retry mends.
 func (s *subscription) logLasting(ctx context.Context, err error) {
 	s.subscriber.opts.Logger.ErrorContext(ctx, "rabbitmq: a lost subscription cannot be made again until its error is mended", "topic", s.topic, "error", err)
+}
+
+// deletionPause is how long a queue that is being deleted may still be found after its consumers were cancelled.
+const deletionPause = 500 * time.Millisecond
+
+// explainCancel says why the broker has cancelled the consumer of cc. Unless the queue is still there, it counts as deleted,
+// with what it held. Each process looks before it declares the queue again, so one of them finds it missing.
+func (s *subscription) explainCancel(ctx context.Context, cc *consumerChannel) string {
+	cfg := s.subscriber.cfg
+	look := func() error {
+		_, err := requestOnChannel(ctx, cc.conn, func(ch *amqp.Channel) (amqp.Queue, error) {
+			return ch.QueueDeclarePassive(cfg.Queue.GenerateName(s.topic), cfg.Queue.Durable, cfg.Queue.AutoDelete, cfg.Queue.Exclusive, false, nil)
+		})
+		return err
+	}
+	err := look()
+	if err == nil && backoff.Sleep(ctx, deletionPause) == nil {
+		err = look()
+	}
+	switch {
+	case err == nil:
+		return "the broker has cancelled the consumer, and its queue is there: a handler has taken longer than the consumer timeout of the broker, or the queue was deleted and declared again"
+	case ctx.Err() != nil:
+		return "consumer cancelled"
+	}
+	s.state.cancelled.Add(1)
+	if hasCode(err, amqp.NotFound) {
+		return "the broker has cancelled the consumer, because the queue was deleted, with what it held"
+	}
+	return "the broker has cancelled the consumer, as when the queue is deleted, and does not say whether it is there: " + err.Error()
 }
 
 // retireChannel closes the channel of cc once its last message is settled.

@@ -40,7 +40,7 @@ func (s *consumerSource) makeInstruments(i *instruments) {
 	i.observeSecondsGauge(&s.oldest, "sagamill.parked.oldest_seconds", "Time since the first of them was parked.")
 	i.observeSecondsGauge(&s.overdue, "sagamill.parked.overdue_seconds", "How long a parked message has been due that nobody has run.")
 	i.observeGauge(&s.subscribed, "sagamill.consumer.subscribed", "{subscription}", "Whether the broker delivers what comes to the topic: 1 or 0.")
-	i.observeCounter(&s.cancelled, "sagamill.consumer.cancelled", "{subscription}", "Subscriptions that the broker has ended, as when their queue was deleted.")
+	i.observeCounter(&s.cancelled, "sagamill.consumer.cancelled", "{subscription}", "Subscriptions that the broker has ended because their queue was deleted.")
 }
 
 func (s *consumerSource) reportProcess(r *report) {

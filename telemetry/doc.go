@@ -84,7 +84,7 @@
 //	sagamill.consumer.inflight             {attempt}  handlers that run, and verify, call and record of Effects
 //	sagamill.consumer.paused               {consumer}  1 while the queues are handed over, because this process has lost its database, else 0
 //	sagamill.consumer.subscribed           {subscription}  topic  1 while the broker delivers messages of the topic, else 0
-//	sagamill.consumer.cancelled            {subscription}  topic  ended by the broker, for example because a queue was deleted
+//	sagamill.consumer.cancelled            {subscription}  topic  ended by the broker because the queue was deleted
 //
 // And these from the database. Each process reports the same value: take the maximum, never the
 // sum.

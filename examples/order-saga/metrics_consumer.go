@@ -61,7 +61,7 @@ var consumerMetrics = []demo.Metric{
 		}
 		return demo.SampleLabels("topic", served)
 	}},
-	{Name: "sagamill_consumer_cancelled_total", Kind: "counter", Help: "Subscriptions that the broker has ended, as when their queue was deleted.", Samples: func(m *demo.Measurements) []demo.Sample {
+	{Name: "sagamill_consumer_cancelled_total", Kind: "counter", Help: "Subscriptions that the broker has ended because their queue was deleted.", Samples: func(m *demo.Measurements) []demo.Sample {
 		cancelled := make(map[string]float64)
 		for _, s := range m.Steps.Subscriptions {
 			cancelled[s.Topic] = float64(s.Cancelled)
