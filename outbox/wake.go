@@ -8,14 +8,25 @@ import (
 	"fmt"
 	"hash/fnv"
 	"log/slog"
+	"net"
 	"sync/atomic"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/sagamill/sagamill/internal/backoff"
 	"github.com/sagamill/sagamill/internal/guard"
 	"github.com/sagamill/sagamill/internal/sqlschema"
+)
+
+// A listening relay that has heard nothing for listenSilence asks its session whether it still answers, and waits
+// listenPatience for that. Where a path drops all packets, TCP would notice minutes later, and until then each message waits
+// for a poll.
+const (
+	listenSilence  = 2 * time.Second
+	listenPatience = 2 * time.Second
 )
 
 // notifyInterval is the shortest time between two notifications of a process.
@@ -227,8 +238,8 @@ func (r *Relay) listenForWakes(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
-		r.opts.Logger.DebugContext(ctx, "outbox: listen", "schema", r.opts.Schema, "error", err) // until then it polls
-		_ = backoff.Sleep(ctx, failurePolicy.Wait(failures+1))                                   // the loop looks at ctx
+		r.opts.Logger.DebugContext(ctx, "outbox: the relay hears no wake-ups, and polls until it listens again", "schema", r.opts.Schema, "error", err) // until then it polls
+		_ = backoff.Sleep(ctx, failurePolicy.Wait(failures+1))                                                                                          // the loop looks at ctx
 	}
 }
 
@@ -245,7 +256,11 @@ func (r *Relay) listenOnConnection(ctx context.Context) error {
 		defer cancel()
 		_ = own.Close(closing)
 	}()
-	if _, err := own.Exec(ctx, sqlListen+r.notifier.channel); err != nil {
+	err = withinPatience(ctx, func(ctx context.Context) error {
+		_, err := own.Exec(ctx, sqlListen+r.notifier.channel)
+		return err
+	})
+	if err != nil {
 		return err
 	}
 	r.listens.Store(true)
@@ -254,12 +269,39 @@ func (r *Relay) listenOnConnection(ctx context.Context) error {
 	r.wakeLocally()                  // what was committed before
 	r.signals.listening.Send(true)
 	for {
-		notification, err := own.WaitForNotification(ctx)
-		if err != nil {
+		notification, err := hearWithin(ctx, own)
+		switch {
+		case err != nil:
 			return err
+		case notification != nil:
+			r.takeNotification(notification.Payload)
+		default:
+			if err := withinPatience(ctx, own.Ping); err != nil {
+				return fmt.Errorf("nothing was heard for %v, and there is no answer: %w", listenSilence, err)
+			}
 		}
-		r.takeNotification(notification.Payload)
 	}
+}
+
+// hearWithin waits for a notification, or returns nil after listenSilence. The deadline is that of the socket: a context
+// that ends would make a pool's own watcher cancel a statement on the server.
+func hearWithin(ctx context.Context, own *pgx.Conn) (*pgconn.Notification, error) {
+	socket := own.PgConn().Conn()
+	if err := socket.SetReadDeadline(time.Now().Add(listenSilence)); err != nil {
+		return nil, err
+	}
+	notification, err := own.WaitForNotification(ctx)
+	if late := net.Error(nil); ctx.Err() == nil && errors.As(err, &late) && late.Timeout() {
+		err = nil
+	}
+	return notification, errors.Join(err, socket.SetReadDeadline(time.Time{}))
+}
+
+// withinPatience calls ask, for at most listenPatience.
+func withinPatience(ctx context.Context, ask func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, listenPatience)
+	defer cancel()
+	return ask(ctx)
 }
 
 // takeNotification wakes this relay, unless the notification is about a busy relay.
