@@ -60,9 +60,13 @@ func (s *Scene) countLoad() (leads, clients [rabbitcluster.Size]int, err error) 
 	return leads, clients, nil
 }
 
+// connectionsExpression counts the connections to a node. RabbitMQ 4.3 has no connections_local any more.
+const connectionsExpression = `length(case erlang:function_exported(rabbit_networking, local_connections, 0) of
+	true -> rabbit_networking:local_connections(); false -> rabbit_networking:connections_local() end)`
+
 // countClients counts the connections of clients to a node.
 func (s *Scene) countClients(i int) (int, error) {
-	out, err := s.Cluster.Node(i).Eval("length(rabbit_networking:connections_local())")
+	out, err := s.Cluster.Node(i).Eval(connectionsExpression)
 	if err != nil {
 		return 0, err
 	}
