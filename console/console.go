@@ -13,6 +13,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/sagamill/sagamill/internal/management"
 	"github.com/sagamill/sagamill/operator"
 )
 
@@ -132,7 +133,7 @@ type Console struct {
 	waitingKeys memo[[]operator.WaitingKey]
 	topics      memo[[]operator.TopicUse]
 	described   memo[[]describedService]
-	queues      memo[[]brokerQueue]
+	queues      memo[[]management.Queue]
 
 	explanations memo[*operator.Explanation]
 	runs         *runSet

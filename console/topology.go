@@ -12,14 +12,14 @@ import (
 	"strings"
 	"time"
 
+	"github.com/sagamill/sagamill/internal/management"
 	"github.com/sagamill/sagamill/operator"
 )
 
 const (
-	topicsAge     = 10 * time.Second
-	describedAge  = 30 * time.Second
-	maxDescribed  = 32 << 20 // bytes of all descriptions
-	deadQueueMark = ".dead"  // ends the name of the queue for messages that another queue gives up on
+	topicsAge    = 10 * time.Second
+	describedAge = 30 * time.Second
+	maxDescribed = 32 << 20 // bytes of all descriptions
 )
 
 // topologyPages is who sends and receives which messages.
@@ -65,9 +65,9 @@ type describedService struct {
 type topologyView struct {
 	placeChoice
 	Topics     []*topicRow
-	Queues     []brokerQueue // that belong to no topic here
-	Described  bool          // services say what they declare
-	Managed    bool          // the broker says how long queues are
+	Queues     []management.Queue // that belong to no topic here
+	Described  bool               // services say what they declare
+	Managed    bool               // the broker says how long queues are
 	MoreQueues bool
 	Failed     []namedProblem
 }
@@ -82,7 +82,7 @@ type topicRow struct {
 	Topic     string
 	Sends     []topicUser
 	Receives  []topicUser
-	Queues    []brokerQueue
+	Queues    []management.Queue
 	Unclaimed bool // messages are sent, and nothing here is known to receive them
 }
 
@@ -257,9 +257,9 @@ func (t topicTable) addDescribed(s *describedService) {
 }
 
 // addQueues gives each topic its queues, which are called PREFIX TOPIC.SERVICE, and returns the others.
-func (t topicTable) addQueues(queues []brokerQueue, prefixes []string) (others []brokerQueue) {
+func (t topicTable) addQueues(queues []management.Queue, prefixes []string) (others []management.Queue) {
 	for _, q := range queues {
-		exchange := strings.TrimSuffix(q.Name, deadQueueMark)
+		exchange := strings.TrimSuffix(q.Name, management.DeadSuffix)
 		if dot := strings.LastIndexByte(exchange, '.'); dot >= 0 {
 			exchange = exchange[:dot]
 		}
@@ -288,6 +288,3 @@ func (t topicTable) sorted() []*topicRow {
 	slices.SortFunc(all, func(a, b *topicRow) int { return cmp.Compare(a.Topic, b.Topic) })
 	return all
 }
-
-// IsDead reports whether a queue is for messages that another queue has given up on.
-func (q brokerQueue) IsDead() bool { return strings.HasSuffix(q.Name, deadQueueMark) }

@@ -54,6 +54,11 @@ func remove(t *testing.T, topology rabbitmq.Topology, opts *rabbitmq.DeleteOptio
 func TestADeletedTopologyLeavesNothing(t *testing.T) {
 	t.Parallel()
 	topology, queues := shop(t)
+	there, err := topology.FindParts(t.Context(), rabbittest.URL())
+	missing := slices.DeleteFunc(there, func(p rabbitmq.Part) bool { return p.Found })
+	if want := []rabbitmq.Part{{Name: topology.Prefix + "shipped", Exchange: true}}; err != nil || !slices.Equal(missing, want) {
+		t.Errorf("FindParts misses %+v, %v; want %+v", missing, err, want)
+	}
 	deleted, parts := remove(t, topology, &rabbitmq.DeleteOptions{DryRun: true}, nil)
 	if found := slices.DeleteFunc(parts, func(p rabbitmq.Part) bool { return !p.Found }); len(deleted) > 0 || len(found) != len(queues)+2 {
 		t.Errorf("a dry run deleted %q and found %+v", deleted, found)

@@ -175,7 +175,7 @@ type DeleteOptions struct {
 	DryRun bool
 }
 
-// A Part is a queue or an exchange of a [Topology], as [Topology.Delete] has found it.
+// A Part is a queue or an exchange of a [Topology], as [Topology.FindParts] or [Topology.Delete] has found it.
 type Part struct {
 	Name      string
 	Exchange  bool // or else a queue
@@ -215,6 +215,27 @@ func (t Topology) deleteTopology(ctx context.Context, url string, opts *DeleteOp
 	if opts == nil {
 		opts = &DeleteOptions{}
 	}
+	var inUse error
+	parts, err := t.visitParts(ctx, url, "delete", func(c *conn, parts []Part) error {
+		err := deleteParts(ctx, c, parts, opts, unbound)
+		if errors.Is(err, ErrInUse) {
+			inUse, err = err, nil // an answer, which no retry changes
+		}
+		return err
+	})
+	return parts, cmp.Or(err, inUse)
+}
+
+// FindParts looks which queues and exchanges of t are at the broker of url: those that [DeclareTopology] declares for
+// the services of t, and the exchanges of all their topics. It changes nothing, and needs no permission but to connect.
+// It waits for a broker that is away until ctx ends, and returns other errors as DeclareTopology does.
+func (t Topology) FindParts(ctx context.Context, url string) ([]Part, error) {
+	return t.visitParts(ctx, url, "find", func(c *conn, parts []Part) error { return inspectParts(ctx, c, parts) })
+}
+
+// visitParts calls visit with a connection to the broker, and again after the connection is lost. verb says in an error
+// what visit does.
+func (t Topology) visitParts(ctx context.Context, url, verb string, visit func(*conn, []Part) error) ([]Part, error) {
 	if err := t.checkNames(); err != nil || len(t.Services) == 0 {
 		return nil, err
 	}
@@ -228,18 +249,10 @@ func (t Topology) deleteTopology(ctx context.Context, url string, opts *DeleteOp
 	}
 	defer sub.Close()
 	parts := t.listParts()
-	var inUse error
-	err = sub.retryUntilDone(ctx, sub.link, t.Prefix+"*", func(c *conn) error {
-		err := deleteParts(ctx, c, parts, opts, unbound)
-		if errors.Is(err, ErrInUse) {
-			inUse, err = err, nil // an answer, which no retry changes
-		}
-		return err
-	})
-	if err != nil {
-		return parts, fmt.Errorf("rabbitmq: delete topology: %w", err)
+	if err := sub.retryUntilDone(ctx, sub.link, t.Prefix+"*", func(c *conn) error { return visit(c, parts) }); err != nil {
+		return parts, fmt.Errorf("rabbitmq: %s topology: %w", verb, err)
 	}
-	return parts, inUse
+	return parts, nil
 }
 
 // listParts returns all that may be there of t, each part before those that it needs.
@@ -262,10 +275,8 @@ func (t Topology) listParts() (all []Part) {
 }
 
 func deleteParts(ctx context.Context, c *conn, parts []Part, opts *DeleteOptions, unbound func()) error {
-	for i := range parts {
-		if err := parts[i].inspectPart(ctx, c); err != nil {
-			return err
-		}
+	if err := inspectParts(ctx, c, parts); err != nil {
+		return err
 	}
 	if !opts.Force {
 		if err := refuseInUse(parts); err != nil {
@@ -290,6 +301,15 @@ func deleteParts(ctx context.Context, c *conn, parts []Part, opts *DeleteOptions
 		}
 	}
 	return refuseInUse(slices.DeleteFunc(slices.Clone(parts), func(p Part) bool { return p.Deleted }))
+}
+
+func inspectParts(ctx context.Context, c *conn, parts []Part) error {
+	for i := range parts {
+		if err := parts[i].inspectPart(ctx, c); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // refuseInUse returns an [ErrInUse] that says which queues are.

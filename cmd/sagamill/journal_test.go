@@ -22,7 +22,7 @@ import (
 // withoutRow are the commands that leave no row in the journal of operators: they show
 // something, are about sagas, which have a journal of their own, or know no database. The pages of the console leave rows.
 var withoutRow = []string{
-	"init", "dev", "console", "status", "migrate up", "migrate print", "migrate roles", "migrate version", "migrate down", "broker permissions", "broker declare", "broker delete", "topology asyncapi", "version",
+	"init", "dev", "console", "status", "migrate up", "migrate print", "migrate roles", "migrate version", "migrate down", "broker permissions", "broker declare", "broker check", "broker delete", "topology asyncapi", "version",
 	"outbox status", "outbox dead list", "outbox dead show", "outbox refused list", "dead list", "dead show", "dead plan", "journal", "why", "keys list", "keys show",
 	"saga list", "saga show", "saga check",
 	"saga pause", "saga resume", "saga cancel", "saga compensate", "saga skip", "saga reject", "saga retry",

@@ -54,6 +54,7 @@
 //
 //	sagamill broker permissions      print the rabbitmqctl commands that give each service its permissions in RabbitMQ
 //	sagamill broker declare          declare the exchanges and queues of a topology
+//	sagamill broker check            print what is missing of a topology, and which policies lose or delay its messages
 //	sagamill broker delete           delete the exchanges and queues of a topology, unless a queue is in use
 //
 //	sagamill topology asyncapi       print an AsyncAPI document of services that describe themselves

@@ -31,6 +31,7 @@ func Commands() []cli.Command {
 	return []cli.Command{
 		{Words: "broker permissions", About: "print the rabbitmqctl commands that give each service its permissions in RabbitMQ", Run: brokerPermissions},
 		{Words: "broker declare", About: "declare the exchanges and queues of a topology", Run: brokerDeclare},
+		{Words: "broker check", About: "print what is missing of a topology, and which policies of RabbitMQ lose or delay its messages; exit with 1 if anything is found", Run: brokerCheck},
 		{Words: "broker delete", About: "delete the exchanges and queues of a topology; without -force, delete nothing if one of the queues holds messages or has a consumer", Run: brokerDelete},
 	}
 }
@@ -161,24 +162,48 @@ func findVirtualHost(list string) (string, error) {
 // quoteShell returns s as one word of a shell.
 func quoteShell(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
 
+// brokerFlags say which topology a command is about, and where the broker is.
+type brokerFlags struct{ topology, amqp string }
+
+func addBrokerFlags(c *cli.Call) *brokerFlags {
+	f := &brokerFlags{}
+	c.Flags.StringVar(&f.topology, "topology", "", "file that lists the topics that each service publishes and listens to; - means standard input")
+	c.Flags.StringVar(&f.amqp, "amqp", os.Getenv("AMQP_URL"), "URL of RabbitMQ, or several URLs separated by commas; default: the environment variable AMQP_URL")
+	return f
+}
+
+// findBroker sets the broker's URL if the command line has none.
+func (f *brokerFlags) findBroker(c *cli.Call) error {
+	if err := c.FindBroker(&f.amqp); err != nil {
+		return err
+	}
+	if err := plaintext.Broker(f.amqp); err != nil && !c.AllowsPlaintext() {
+		return fmt.Errorf("-amqp, or AMQP_URL without it: %w", err)
+	}
+	return nil
+}
+
+// readTopology returns the topology after a check of its names. described is that of the function readTopology.
+func (f *brokerFlags) readTopology(c *cli.Call, described bool) (rabbitmq.Topology, error) {
+	t, err := readTopology(c, f.topology, described)
+	if err == nil {
+		_, err = t.Permissions() // checks the names
+	}
+	return t, err
+}
+
 // parseBroker reads the command line of a command that asks the broker about a topology. It returns
-// the broker's URL, and the topology after a check of its names. described is that of readTopology.
+// the broker's URL, and the topology. described is that of readTopology.
 func parseBroker(c *cli.Call, described bool) (at string, t rabbitmq.Topology, err error) {
-	name := c.Flags.String("topology", "", "file that lists the topics that each service publishes and listens to; - means standard input")
-	c.Flags.StringVar(&at, "amqp", os.Getenv("AMQP_URL"), "URL of RabbitMQ, or several URLs separated by commas; default: the environment variable AMQP_URL")
+	f := addBrokerFlags(c)
 	if err := c.ParseFlags(); err != nil {
 		return "", t, err
 	}
-	if err := c.FindBroker(&at); err != nil {
+	if err := f.findBroker(c); err != nil {
 		return "", t, err
 	}
-	if err := plaintext.Broker(at); err != nil && !c.AllowsPlaintext() {
-		return "", t, fmt.Errorf("-amqp, or AMQP_URL without it: %w", err)
-	}
-	if t, err = readTopology(c, *name, described); err == nil {
-		_, err = t.Permissions() // checks the names
-	}
-	return at, t, err
+	t, err = f.readTopology(c, described)
+	return f.amqp, t, err
 }
 
 func brokerDeclare(ctx context.Context, c *cli.Call) error {

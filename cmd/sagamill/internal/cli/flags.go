@@ -10,6 +10,12 @@ import (
 	"time"
 )
 
+// The default of the flag -management, and its meaning.
+const (
+	ManagementVariable = "RABBITMQ_MANAGEMENT_URL"
+	ManagementUsage    = "URL of RabbitMQ's management API with user, password and virtual host, such as http://user:password@localhost:15672/shop; default: the environment variable " + ManagementVariable
+)
+
 // IDList is a flag that may be given several times, with several ids each.
 type IDList []int64
 

@@ -14,6 +14,7 @@ import (
 
 	"github.com/sagamill/sagamill/cmd/sagamill/internal/cli"
 	"github.com/sagamill/sagamill/console"
+	"github.com/sagamill/sagamill/internal/management"
 )
 
 const (
@@ -41,8 +42,7 @@ func addServiceFlags(c *cli.Call) *serviceFlags {
 		f.described = append(f.described, name)
 		return nil
 	})
-	c.Flags.StringVar(&f.management, "management", os.Getenv("RABBITMQ_MANAGEMENT_URL"),
-		"URL of RabbitMQ's management API with user, password and virtual host, such as http://user:password@localhost:15672/shop; default: the environment variable RABBITMQ_MANAGEMENT_URL")
+	c.Flags.StringVar(&f.management, "management", os.Getenv(cli.ManagementVariable), cli.ManagementUsage)
 	return f
 }
 
@@ -52,14 +52,11 @@ func (f *serviceFlags) parseManagement() (*console.Management, error) {
 	if f.management == "" {
 		return nil, nil
 	}
-	u, err := url.Parse(f.management)
-	if err != nil || u.Host == "" {
-		return nil, errors.New("-management, or RABBITMQ_MANAGEMENT_URL without it, is not a URL such as http://user:password@localhost:15672/shop")
+	api, err := management.ParseURL(f.management)
+	if err != nil {
+		return nil, fmt.Errorf("-management, or "+cli.ManagementVariable+" without it: %w", err)
 	}
-	m := &console.Management{VHost: strings.TrimPrefix(u.Path, "/"), User: u.User.Username()}
-	m.Password, _ = u.User.Password()
-	m.URL = (&url.URL{Scheme: u.Scheme, Host: u.Host}).String()
-	return m, nil
+	return &console.Management{URL: api.URL, User: api.User, Password: api.Password, VHost: api.VHost}, nil
 }
 
 // topology returns a function that reads all descriptions anew; nil: the command line names none.
