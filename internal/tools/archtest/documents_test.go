@@ -127,7 +127,7 @@ func TestCheckTutorial(t *testing.T) {
 
 func TestCheckReadmeFacts(t *testing.T) {
 	t.Parallel()
-	readme := "| Go | 1.26 or later |\n| PostgreSQL | 14, 15 or 18 |\n| RabbitMQ | 3.10 in all recorded runs; 4.3 is what docker-compose.yml starts |\n| watermill | v1.5.1 |\n"
+	readme := "| Go | 1.26 or later |\n| PostgreSQL | 14, 15 or 18 |\n| RabbitMQ | 4.3 and 3.10 |\n| watermill | v1.5.1 |\n"
 	gomod := "module m\n\ngo 1.26.0\n\nrequire github.com/ThreeDotsLabs/watermill v1.5.1\n"
 	compose := "    image: postgres:18.4\n    image: rabbitmq:4.3.3-management\n"
 	makefile := "test-postgres: ## on private servers of PostgreSQL PG=14, 15 or 18; PKG narrows\n"
