@@ -89,10 +89,14 @@ func (n *Node) Eval(expressions string) (string, error) {
 		}
 		return strings.TrimSpace(strings.TrimSuffix(value, "}}")), out, err
 	}
-	for deadline := time.Now().Add(ctlTimeout); ; {
+	deadline := time.Now().Add(ctlTimeout)
+	for try := 1; ; try++ {
 		value, out, err := evaluate(expressions)
 		if err == nil {
 			return value, nil
+		}
+		if strings.Contains(out, noHandshake) && try < handshakes {
+			continue // nothing was evaluated
 		}
 		if strings.Contains(out, noProcess) && time.Now().Before(deadline) {
 			if running, _, err := evaluate("rabbit:is_running()"); err == nil && running == "false" {
@@ -102,6 +106,13 @@ func (n *Node) Eval(expressions string) (string, error) {
 		return "", fmt.Errorf("rabbitnode: evaluate %s: %w: %s", expressions, err, out)
 	}
 }
+
+// noHandshake is what erl_call says of a node that is not there, or too busy to shake hands in time. It is tried handshakes
+// times.
+const (
+	noHandshake = "failed to connect to node"
+	handshakes  = 5
+)
 
 // noProcess is Erlang's error for a call of a process that does not exist, such as one of an application that is not
 // running.
