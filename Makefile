@@ -126,7 +126,7 @@ test-pooler: bin/with ## run the tests of what talks to PostgreSQL behind pgboun
 	@bin/with -own -pooler -- $(MAKE) --no-print-directory tests PKG='$(if $(filter ./...,$(PKG)),$(POOLED),$(PKG))'
 
 # The longest packages run first, so that no processor waits for one of them at the end.
-LONGEST = ./consumer ./saga ./outbox ./examples/... ./rabbitmq ./idemkey/...
+LONGEST = ./consumer ./saga ./outbox ./examples/... ./idemkey/... ./cmd/sagamill ./console ./operator ./rabbitmq
 
 # What runs when the services are there. The brokers' modules are requirements of
 # the tests on them alone, which are a module of their own. For go, a RUN that matches

@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/sagamill/sagamill/internal/pg"
+	"github.com/sagamill/sagamill/internal/testing/needtest"
 	"github.com/sagamill/sagamill/internal/testing/plantest"
 	"github.com/sagamill/sagamill/internal/txguard"
 )
@@ -104,6 +105,7 @@ func argumentsOf(t *testing.T, s *plantest.Schema, work int) map[string][]any {
 // plan must be as good for full tables: until they are analyzed, each message would otherwise cost a walk past all others.
 func TestPlansOfEmptyTablesAreGoodForFullOnes(t *testing.T) {
 	t.Parallel()
+	needtest.Slow(t)
 	const work = 20
 	(&plantest.Suite{
 		Queries: func(schema string) []any {
@@ -136,6 +138,7 @@ func TestPlansOfEmptyTablesAreGoodForFullOnes(t *testing.T) {
 // parked later: when it parks a message, cancels or retries it, looks for the next one, and sweeps the inbox.
 func TestAConsumerOfAnEmptyTableReadsFewParkedMessages(t *testing.T) {
 	t.Parallel()
+	needtest.Slow(t)
 	const rounds, many = 12, 20_000 // a session plans a statement for each of five executions
 	s := plantest.New(t)
 	own, read := plantest.Sessions(t, s.Pool, s.Name)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/sagamill/sagamill/internal/testing/faulttest"
 	"github.com/sagamill/sagamill/internal/testing/guardtest"
+	"github.com/sagamill/sagamill/internal/testing/needtest"
 	"github.com/sagamill/sagamill/outbox"
 )
 
@@ -173,6 +174,7 @@ func effected(function string) func(*fixture, *charge) plant {
 // Whichever function of the user's panics, or ends its goroutine: the process lives on, no
 // lock and no connection stays taken, and each message has its effect once, or is a dead letter if that was its fault.
 func TestAPanicOfTheUsersFunctionsCostsOneAttempt(t *testing.T) {
+	needtest.Slow(t)
 	rows := map[string]bool{}
 	for name := range plants {
 		rows[name] = true

@@ -7,6 +7,7 @@ import (
 
 	"github.com/sagamill/sagamill/internal/outboxsql"
 	"github.com/sagamill/sagamill/internal/pg"
+	"github.com/sagamill/sagamill/internal/testing/needtest"
 	"github.com/sagamill/sagamill/internal/testing/plantest"
 )
 
@@ -84,6 +85,7 @@ func (l *leader) arguments(t *testing.T, f *fixture, n int) map[string][]any {
 // must be as good for full tables: until they are analyzed, each message would otherwise cost a walk past all others.
 func TestPlansOfEmptyTablesAreGoodForFullOnes(t *testing.T) {
 	t.Parallel()
+	needtest.Slow(t)
 	const work = 20
 	leaders := map[string]*leader{} // by schema
 	(&plantest.Suite{

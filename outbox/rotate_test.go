@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/sagamill/sagamill/internal/pg"
+	"github.com/sagamill/sagamill/internal/testing/needtest"
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
 )
 
@@ -300,6 +301,7 @@ func TestALeafInUseIsLeftAloneAtOnce(t *testing.T) {
 // neither.
 func TestACrashBehindATruncationLosesNothing(t *testing.T) {
 	t.Parallel()
+	needtest.Slow(t)
 	server := privateServer(t, "wal_writer_delay=10s", "autovacuum=off")
 	f := server.fixture(t)
 	r := f.brisk(t, RelayOptions{Window: 5, Lanes: 2})

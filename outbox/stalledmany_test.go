@@ -62,6 +62,7 @@ func TestATakeOverReadsFewHeldMessages(t *testing.T) {
 // So it is for a relay whose sessions have planned their statements while nearly nothing was held.
 func TestARelayOfAnEmptyTableReadsFewHeldMessages(t *testing.T) {
 	t.Parallel()
+	needtest.Slow(t)
 	f := privateServer(t).fixture(t)
 	const many, before = 50_000, 10 // a session plans a statement for each of five executions
 	f.exec(t, "ALTER TABLE {schema}.outbox_held SET (autovacuum_enabled = off)")

@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/sagamill/sagamill/internal/testing/faulttest"
+	"github.com/sagamill/sagamill/internal/testing/needtest"
 	"github.com/sagamill/sagamill/saga"
 )
 
@@ -107,6 +108,7 @@ func (s *site) row(key string) string {
 // than a lease, and are not stuck.
 func TestATimerThatKillsItsProcessCostsNoOtherInstance(t *testing.T) {
 	t.Parallel()
+	needtest.Slow(t)
 	s := newSite(t)
 	s.participate()
 	innocent := s.began(20, lateNote)
@@ -166,6 +168,7 @@ func TestTheTimerOfASilentInstanceKillsItsProcess(t *testing.T) {
 // few times, and then is a timer's: the instance is stuck in the end, others go on.
 func TestALocalStepThatKillsItsProcessCostsNoOtherInstance(t *testing.T) {
 	t.Parallel()
+	needtest.Slow(t)
 	s := newSite(t)
 	s.participate()
 	innocent := s.began(10, "x")

@@ -7,6 +7,7 @@ import (
 
 	"github.com/sagamill/sagamill/internal/pg"
 	"github.com/sagamill/sagamill/internal/sagarow"
+	"github.com/sagamill/sagamill/internal/testing/needtest"
 	"github.com/sagamill/sagamill/internal/testing/plantest"
 	"github.com/sagamill/sagamill/outbox"
 )
@@ -32,6 +33,7 @@ func growTables(t *testing.T, s *plantest.Schema, n int) {
 // must be as good for full tables: until they are analyzed, each timer would otherwise cost a walk past all instances.
 func TestPlansOfEmptyTablesAreGoodForFullOnes(t *testing.T) {
 	t.Parallel()
+	needtest.Slow(t)
 	const work = 20
 	var scopes, keys, paths []string
 	for i := range work {
@@ -82,6 +84,7 @@ func TestPlansOfEmptyTablesAreGoodForFullOnes(t *testing.T) {
 // stored later, when it looks for timers that are due and for instances that ended long ago.
 func TestAnOrchestratorOfAnEmptyTableReadsFewInstances(t *testing.T) {
 	t.Parallel()
+	needtest.Slow(t)
 	const rounds, many = 12, 10_000 // a session plans a statement for each of five executions
 	s := plantest.New(t)
 	own, read := plantest.Sessions(t, s.Pool, s.Name)

@@ -241,6 +241,7 @@ func (h *harbour) crashes(before string) {
 // message twice, it ships each order once or has it refunded once.
 func TestParticipantInAnotherLanguage(t *testing.T) {
 	t.Parallel()
+	needtest.Slow(t)
 	h := newHarbour(t)
 	copies := h.copies()
 	crashed := newLoad(h.url, 1)

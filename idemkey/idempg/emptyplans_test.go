@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/sagamill/sagamill/internal/pg"
+	"github.com/sagamill/sagamill/internal/testing/needtest"
 	"github.com/sagamill/sagamill/internal/testing/plantest"
 )
 
@@ -25,6 +26,7 @@ func growRecords(t *testing.T, s *plantest.Schema, n int) {
 // be as good for a full table: until it is analyzed, each request would otherwise cost a walk past all records.
 func TestPlansOfAnEmptyTableAreGoodForAFullOne(t *testing.T) {
 	t.Parallel()
+	needtest.Slow(t)
 	const work, token = 20, "00000000-0000-0000-0000-000000000001"
 	record := func(kind string, more ...any) []any { return append([]any{"http", "s7", kind + "7"}, more...) }
 	completed := []any{3, 200, []byte("h"), []byte("b"), "", nil}
@@ -73,6 +75,7 @@ func TestPlansOfAnEmptyTableAreGoodForAFullOne(t *testing.T) {
 // A store whose sessions have planned the sweep while there were no records reads few of the many that are stored later.
 func TestASweepOfAnEmptyTableReadsFewRecords(t *testing.T) {
 	t.Parallel()
+	needtest.Slow(t)
 	const rounds, many = 12, 10_000 // a session plans a statement for each of five executions
 	s := plantest.New(t)
 	own, read := plantest.Sessions(t, s.Pool, s.Name)

@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/sagamill/sagamill/idemkey"
+	"github.com/sagamill/sagamill/internal/testing/needtest"
 	"github.com/sagamill/sagamill/internal/testing/pgservertest"
 	"github.com/sagamill/sagamill/internal/testing/pgtest"
 	"github.com/sagamill/sagamill/migrations"
@@ -19,6 +20,7 @@ import (
 // answer tx-misuse for ever.
 func TestACrashOfTheServerIsNoMisuse(t *testing.T) {
 	t.Parallel()
+	needtest.Slow(t)
 	server := pgservertest.New(t, "wal_writer_delay=10s", "autovacuum=off", "wal_level=minimal", "max_wal_senders=0") // nothing writes ids into the WAL
 	crashes := map[string]func(f *fixture){
 		"of all processes": func(*fixture) {
