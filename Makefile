@@ -125,6 +125,9 @@ POOLED ?= ./consumer ./outbox ./saga ./idemkey/idempg ./examples/...
 test-pooler: bin/with ## run the tests of what talks to PostgreSQL behind pgbouncer in transaction mode; PKG and RUN narrow them as above
 	@bin/with -own -pooler -- $(MAKE) --no-print-directory tests PKG='$(if $(filter ./...,$(PKG)),$(POOLED),$(PKG))'
 
+# What make check tests.
+CHECKED = /internal/tools/archtest$$
+
 # The longest packages run first, so that no processor waits for one of them at the end.
 LONGEST = ./consumer ./saga ./outbox ./examples/... ./idemkey/... ./cmd/sagamill ./console ./operator ./rabbitmq
 
@@ -134,7 +137,7 @@ LONGEST = ./consumer ./saga ./outbox ./examples/... ./idemkey/... ./cmd/sagamill
 tests: TEST  = test $(RACE) $(TESTFLAGS) $(SHORT) -run='$(RUN)'
 tests: APART_FROM = ./internal/suites/relaytargets
 tests: NAMED = $(filter-out $(APART_FROM),$(PKG))
-tests: LISTED = $(if $(and $(filter ./...,$(NAMED)),$(LONG)),$$($(GO) list $(LONGEST) ./... | grep -vE '$(LONG)'),$(NAMED))
+tests: LISTED = $(if $(and $(filter ./...,$(NAMED)),$(LONG)),$$($(GO) list $(LONGEST) ./... | grep -vE '$(LONG)|$(CHECKED)'),$(NAMED))
 tests: MAIN  = $(if $(NAMED),$(GO) $(TEST) $(LISTED),:)
 tests: APART = $(if $(filter $(APART_FROM),$(PKG))$(if $(LONG),,$(filter ./...,$(PKG))),$(GO) -C internal/suites/relaytargets $(TEST) ./...,:)
 tests:

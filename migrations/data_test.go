@@ -144,6 +144,7 @@ func TestASchemaOfAPreReleaseIsRefused(t *testing.T) {
 // nothing.
 func TestAKilledMigrationLeavesAWholeVersion(t *testing.T) {
 	t.Parallel()
+	needtest.Slow(t)
 	for n := 1; n <= len(landed(t)); n++ {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
 			t.Parallel()

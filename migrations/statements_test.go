@@ -55,6 +55,7 @@ func generations(t *testing.T) map[string]int {
 // A binary that does not know the newest migrations works on: the tables accept all of its statements.
 func TestOlderBinariesWorkOnNewerTables(t *testing.T) {
 	t.Parallel()
+	needtest.Slow(t)
 	conn := connect(t)
 	for dir, n := range generations(t) {
 		old := at(t, pgtest.URL(), n)

@@ -4,14 +4,11 @@ import (
 	"go/token"
 	"strings"
 	"testing"
-
-	"github.com/sagamill/sagamill/internal/testing/needtest"
 )
 
 // The Go code of all documents compiles, or is an excerpt of a file that does.
 func TestSnippetsCompile(t *testing.T) {
 	t.Parallel()
-	needtest.Slow(t)
 	c := &compilation{fset: token.NewFileSet()}
 	for name, document := range documents(t) {
 		snippets, wrong := findSnippets(name, document)
