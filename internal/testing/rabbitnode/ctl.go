@@ -56,8 +56,11 @@ func (n *Node) FreeDisk() error {
 
 // CloseConnections makes the broker close all connections, and returns their number. A client sees
 // CONNECTION_FORCED, 320, with reason. The broker accepts new ones.
+//
+// RabbitMQ 4.3 does not list a node among the running ones until its boot has ended, which is after it accepts
+// connections. Until then connections() is empty, so the node's own are added.
 func (n *Node) CloseConnections(reason string) (int, error) {
-	out, err := n.Eval(fmt.Sprintf(`C=rabbit_networking:connections(),[catch rabbit_networking:close_connection(P,%q)||P<-C],length(C)`, reason))
+	out, err := n.Eval(fmt.Sprintf(`C=lists:usort(rabbit_networking:connections()++rabbit_networking:local_connections()),[catch rabbit_networking:close_connection(P,%q)||P<-C],length(C)`, reason))
 	if err != nil {
 		return 0, err
 	}
