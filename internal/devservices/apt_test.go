@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 )
 
@@ -85,5 +86,17 @@ func TestProgramIsNotInstalled(t *testing.T) {
 	}
 	if os.Geteuid() == 0 && !strings.Contains(oneLine(err), "SAGAMILL_INSTALL=no") && !strings.Contains(err.Error(), "no apt-get") {
 		t.Errorf("Program = %v, want the variable", err)
+	}
+}
+
+// writeScript writes a script that can be run at once: what is forked while it is open for
+// writing would keep it so, and nothing that is open for writing can be run.
+func writeScript(t *testing.T, name, script string) {
+	t.Helper()
+	syscall.ForkLock.RLock()
+	err := os.WriteFile(name, []byte(script), 0o700)
+	syscall.ForkLock.RUnlock()
+	if err != nil {
+		t.Fatal(err)
 	}
 }

@@ -6,8 +6,7 @@
 // restricts each service to those of its ways that are named, if any is.
 //
 //	env      DATABASE_URL, AMQP_URL, REDIS_URL, NATS_URL; set but unreachable is an error
-//	found    running on this machine at the default port
-//	docker   docker compose up, if an engine answers
+//	found    running on this machine at the default port, for example by docker compose up
 //	private  started from installed binaries, on free ports, for this run only
 //	npm      PostgreSQL binaries from an npm package, then as private
 //	debian   RabbitMQ of a newer Debian than this one, unpacked into the user's cache where we are root, then as private
@@ -16,8 +15,7 @@
 //	none     Redis and NATS only: none, and what needs it is not tested
 //
 // Before something is installed or fetched, one line says what, why, and how to forbid it. SAGAMILL_INSTALL=no forbids
-// npm, debian, apt and the fetching of images: these ways then count as absent. A test installs nothing, because `go test` hides
-// that line.
+// npm, debian and apt: these ways then count as absent. A test installs nothing, because `go test` hides that line.
 //
 // SAGAMILL_POSTGRES=14 uses PostgreSQL of that major version, from installed binaries or from npm, and never
 // a running server. SAGAMILL_POSTGRES=/usr/pgsql-17/bin starts private servers from that directory.
@@ -40,6 +38,5 @@
 // which runs are dead.
 //
 // On a shared server, the run gets a private database, and Close drops it. If a run was killed, another run
-// drops its database two days later. Services that docker compose started stay up, so that the next run finds
-// them.
+// drops its database two days later.
 package devservices

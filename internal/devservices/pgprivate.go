@@ -73,6 +73,11 @@ func executable(path string) bool {
 	return err == nil && info.Mode().IsRegular() && info.Mode().Perm()&0o111 != 0
 }
 
+func fileExists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}
+
 // startPostgres starts a server from the binaries in bin, with a data
 // directory that ends with the run.
 func (r *run) startPostgres(ctx context.Context, bin string) (instance, error) {

@@ -30,7 +30,7 @@ var namedPostgres = optionalServer{variable: "DATABASE_URL", probe: probePostgre
 func (r *run) postgresWays() []way {
 	env, private := os.Getenv("DATABASE_URL"), way{"private", r.privatePostgres}
 	if r.postgres.major != "" {
-		// The version of a running server or of an image is not ours to choose.
+		// The version of a running server is not ours to choose.
 		return []way{
 			{"env", func(context.Context) (instance, error) { return r.postgres.insteadOf(env) }},
 			private,
@@ -40,7 +40,6 @@ func (r *run) postgresWays() []way {
 	return []way{
 		{"env", namedPostgres.useVariable},
 		{"found", findPostgres},
-		r.dockerWay("postgres", composePostgres, probePostgres),
 		private,
 		{"npm", r.npmPostgres},
 		r.aptWay("PostgreSQL", "postgresql", private),

@@ -23,8 +23,7 @@ import (
 )
 
 const (
-	usualRabbitOf = "amqp://guest:guest@%s/" // a format of the address
-	usualRabbit   = "amqp://guest:guest@127.0.0.1:5672/"
+	usualRabbit = "amqp://guest:guest@127.0.0.1:5672/"
 
 	// amqpHeartbeat ends waits on a broker that no longer answers: the client library takes no context.
 	amqpHeartbeat = 2 * time.Second
@@ -40,9 +39,9 @@ func (r *run) rabbitWays() []way {
 	case r.rabbit != "":
 		return []way{env, private, apt}
 	}
-	// guest is the login that every new broker has, and the image accepts it from outside its container.
+	// guest is the login that every new broker has, and an image accepts it from outside its container.
 	found := optionalServer{usual: usualRabbit, probe: probeRabbit}
-	return []way{env, {"found", found.useFound}, r.dockerWay("rabbitmq", usualRabbitOf, probeRabbit), private, apt, {"inproc", noRabbit}}
+	return []way{env, {"found", found.useFound}, private, apt, {"inproc", noRabbit}}
 }
 
 // namedRabbit uses the brokers that AMQP_URL names. One of them has to answer.

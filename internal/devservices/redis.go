@@ -32,7 +32,6 @@ func (r *run) redisWays() []way {
 	return []way{
 		{"env", optionalRedis.useVariable},
 		{"found", optionalRedis.useFound},
-		r.dockerWay("redis", "redis://%s/0", probeRedis),
 		private,
 		r.aptWay("Redis", "redis-server", private),
 		{"none", optionalRedis.useNone},

@@ -9,7 +9,7 @@ import (
 )
 
 // runsPrivateServers reports whether this system can start servers for a run. Windows has no process groups that a
-// signal ends and no accounts to switch to, so the servers are those of DATABASE_URL, of this machine or of Docker.
+// signal ends and no accounts to switch to, so the servers are those of DATABASE_URL or of this machine.
 const runsPrivateServers = false
 
 // runAsAccount does nothing: no account is ever chosen here.

@@ -18,13 +18,13 @@ import (
 const stepsVariable = "SAGAMILL_SERVICES"
 
 // wayNames is every name that SAGAMILL_SERVICES may hold, in order.
-var wayNames = []string{"env", "found", "docker", "private", "npm", "debian", "apt", "inproc", "none"}
+var wayNames = []string{"env", "found", "private", "npm", "debian", "apt", "inproc", "none"}
 
 // privateWays are the ways that start servers for the run.
 var privateWays = []string{"private", "npm", "debian", "apt"}
 
 // errNotHere refuses privateWays on a system without them.
-var errNotHere = serviceAbsent("this system runs no private servers: start Docker, or name a server by its variable")
+var errNotHere = serviceAbsent("this system runs no private servers: start some, for example with docker compose up, or name a server by its variable")
 
 // errAbsent marks a way that this machine does not offer. The next way is tried without a message.
 var errAbsent = errors.New("absent")

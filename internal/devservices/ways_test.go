@@ -41,8 +41,8 @@ func TestObtain(t *testing.T) {
 			[]string{"services: PostgreSQL: a env (env)"}, ""},
 		{"absent ones pass without a word", "", []way{fails("env", serviceAbsent("not set")), works("found")}, "url:found",
 			[]string{"services: PostgreSQL: a found (found)"}, ""},
-		{"broken ones are mentioned", "", []way{fails("docker", broken), works("private")}, "url:private",
-			[]string{"services: PostgreSQL: docker did not work, trying on: broken", "services: PostgreSQL: a private (private)"}, ""},
+		{"broken ones are mentioned", "", []way{fails("private", broken), works("npm")}, "url:npm",
+			[]string{"services: PostgreSQL: private did not work, trying on: broken", "services: PostgreSQL: a npm (npm)"}, ""},
 		{"refused ends the search", "", []way{fails("env", refused), works("found")}, "", nil, "DATABASE_URL is set, but unusable"},
 		{"nothing works", "", []way{fails("env", serviceAbsent("not set")), fails("apt", broken)}, "",
 			[]string{"services: PostgreSQL: apt did not work, trying on: broken"}, "set DATABASE_URL"},
@@ -97,7 +97,7 @@ func TestObtainCancelled(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithCancel(t.Context())
 	ways := []way{
-		{"docker", func(context.Context) (instance, error) { cancel(); return instance{}, ctx.Err() }},
+		{"found", func(context.Context) (instance, error) { cancel(); return instance{}, ctx.Err() }},
 		{"private", func(context.Context) (instance, error) { t.Error("went on"); return instance{}, nil }},
 	}
 	r := &run{log: &bytes.Buffer{}}
@@ -114,11 +114,11 @@ func TestOrder(t *testing.T) {
 		ways []way
 		want string
 	}{
-		{r.allowedWays(r.postgresWays()), "env found docker private npm apt"},
-		{r.allowedWays(r.rabbitWays()), "env found docker private apt inproc"},
-		{r.allowedWays(r.redisWays()), "env found docker private apt none"},
+		{r.allowedWays(r.postgresWays()), "env found private npm apt"},
+		{r.allowedWays(r.rabbitWays()), "env found private apt inproc"},
+		{r.allowedWays(r.redisWays()), "env found private apt none"},
 		{r.allowedWays(r.natsWays()), "env found private none"},
-		{own.allowedWays(own.postgresWays()), "env private found docker npm apt"},
+		{own.allowedWays(own.postgresWays()), "env private found npm apt"},
 		{own.allowedWays(own.natsWays()), "env private found none"},
 	} {
 		var got []string
@@ -153,11 +153,11 @@ func TestStartUndoes(t *testing.T) {
 			return instance{url: name}, nil
 		}}
 	}
-	s, err := r.startServices(t.Context(), []way{starts("private")}, []way{starts("docker")}, true)
+	s, err := r.startServices(t.Context(), []way{starts("private")}, []way{starts("apt")}, true)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if s.DatabaseURL != "private" || s.AMQPURL != "docker" {
+	if s.DatabaseURL != "private" || s.AMQPURL != "apt" {
 		t.Errorf("services = %q, %q", s.DatabaseURL, s.AMQPURL)
 	}
 	for range 2 {
@@ -165,7 +165,7 @@ func TestStartUndoes(t *testing.T) {
 			t.Errorf("Close: %v", err)
 		}
 	}
-	if want := []string{"docker", "private"}; !slices.Equal(undone, want) {
+	if want := []string{"apt", "private"}; !slices.Equal(undone, want) {
 		t.Errorf("undone %q, want %q once", undone, want)
 	}
 }

@@ -1,7 +1,7 @@
 // Package servers gives tests real servers: a database of their own, and a broker. A fresh machine needs nothing but
 // Go.
 //
-// A server is searched for in this order: the URL in DATABASE_URL or AMQP_URL, a server at the default port, Docker,
+// A server is searched for in this order: the URL in DATABASE_URL or AMQP_URL, a server at the default port,
 // installed binaries, a package. A package is fetched with npm or, by root, installed with apt-get. A line on standard
 // error says so before; SAGAMILL_INSTALL=no forbids both.
 //
