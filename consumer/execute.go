@@ -30,6 +30,9 @@ var (
 	errConnLost  = errors.New("consumer: the connection was lost while the handler ran")
 	errTxAborted = errors.New("consumer: the handler returned nil after a statement had failed in its transaction")
 	errTxInUse   = fmt.Errorf("consumer: the handler returned, and %w", lazytx.ErrInUse)
+
+	// errHandedOver reports that nothing was recorded of a lost attempt, because its message was given back to the broker.
+	errHandedOver = errors.New("consumer: the queue was handed over, and another process gets the message")
 )
 
 // ErrTxManaged reports that a handler called Commit or Rollback on its transaction. The transaction is unaffected.
@@ -217,8 +220,8 @@ func (x *executor) maxTriesFor(e boardEntry, err error) int {
 func (x *executor) retryUntilDone(ctx context.Context, e boardEntry, do func() error) bool {
 	for try := 1; !x.outage.hasHandedOver(e); try++ {
 		err := guard.Call(do) // the pool's hooks may panic; the step's functions are guarded separately
-		if err == nil {
-			return true
+		if err == nil || errors.Is(err, errHandedOver) {
+			return err == nil
 		}
 		x.reporter.log.ErrorContext(ctx, "consumer: the outcome of a delivery could not be recorded, trying again", "topic", e.topic, "message_id", e.msg.UUID, "try", try, "error", sqlschema.Explain(err))
 		x.outage.noteFailure(err)
@@ -439,6 +442,9 @@ func (x *executor) runHandler(ctx context.Context, tx pgx.Tx, a *attempt) error 
 
 // recordLostAttempt records, in a new transaction, that an entry into the handler ended with its transaction lost.
 // The row tells first whether that transaction committed after all, or whether another attempt has succeeded since.
+//
+// If neither is so and the queue was handed over, it returns errHandedOver: the broker delivers the message elsewhere,
+// marked as redelivered, which counts the entry. A parked copy would let the next message of the key overtake it there.
 func (x *executor) recordLostAttempt(ctx context.Context, a *attempt) error {
 	a.noteOutcome("", "", nil) // forgets the outcome in the lost transaction
 	ctx, cancel := context.WithTimeout(ctx, a.step.Timeout+databaseTimeout)
@@ -463,6 +469,8 @@ func (x *executor) recordLostAttempt(ctx context.Context, a *attempt) error {
 			return nil // the entry is counted; the lease runs out and another attempt follows
 		case err != nil:
 			return err
+		case x.outage.hasHandedOver(a.origin) && a.decideVerdict() == run && !errors.Is(a.cause, ErrTerminal):
+			return errHandedOver
 		}
 		if err := x.settleLostAttempt(ctx, tx, a); err != nil {
 			return err

@@ -279,6 +279,45 @@ func TestAnOldCopyDoesNotBegin(t *testing.T) {
 	}
 }
 
+// An attempt that loses its transaction while its queue is handed over leaves the message to the copy of the next
+// process. Were it parked, that process would take it for settled and go on with the next message of the key. A handler
+// that has ended its transaction is still a dead letter: what it has committed must not happen again.
+func TestAnOldCopyParksNothing(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		name             string
+		handedOver, ends bool
+		row, parked      string
+	}{
+		{name: "handed over", handedOver: true},
+		{name: "handed over, and the handler has committed", handedOver: true, ends: true, row: "dead 1 0", parked: "dead action terminal 1"},
+		{name: "not handed over", row: "retrying 1 0", parked: "retrying action failed 1"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			f := newFixture(t)
+			var c *Consumer
+			c = f.consumer(t, Options{}, f.step(func(ctx context.Context, tx pgx.Tx, in Message[payment], _ Emit) error {
+				if tt.handedOver {
+					c.outage.pauses.Add(1)
+				}
+				if tt.ends {
+					_, err := tx.Conn().Exec(ctx, "COMMIT")
+					return err
+				}
+				_, err := tx.Exec(ctx, "SELECT pg_terminate_backend(pg_backend_pid())")
+				return err
+			}, nil))
+			msg := act("k")
+			attempts, _ := c.router.readLoad(t.Context(), t.Context(), []boardEntry{c.router.newBoardEntry("pay", msg)})
+			c.executor.executeOne(t.Context(), t.Context(), attempts[0])
+			if row, parked := f.row(t), f.parked(t); isNacked(msg) != (tt.row == "") || row != tt.row || parked != tt.parked {
+				t.Errorf("nacked %t, row %q, parked %q; want %q, %q", isNacked(msg), row, parked, tt.row, tt.parked)
+			}
+		})
+	}
+}
+
 // A pausingSubscriber is a queueSubscriber that counts pauses.
 type pausingSubscriber struct {
 	*queueSubscriber
