@@ -129,6 +129,10 @@ func TestFaultsOfMixedFleets(t *testing.T) {
 			}
 		}
 	}
+	await(t, "a greeting of a new process, which makes its tables first", func() bool {
+		publish(1)
+		return count(t, pool, "SELECT count(*) FROM greeting WHERE fleet = 'new'") > 0
+	})
 	for range kills {
 		before := count(t, pool, "SELECT count(*) FROM greeting")
 		publish(greetings / kills)
