@@ -30,17 +30,7 @@ var (
 	errConnLost  = errors.New("consumer: the connection was lost while the handler ran")
 	errTxAborted = errors.New("consumer: the handler returned nil after a statement had failed in its transaction")
 	errTxInUse   = fmt.Errorf("consumer: the handler returned, and %w", lazytx.ErrInUse)
-
-	// errHandedOver reports that nothing was recorded of a lost attempt, because its message was given back to the broker.
-	errHandedOver = errors.New("consumer: the queue was handed over, and another process gets the message")
 )
-
-// ErrTxManaged reports that a handler called Commit or Rollback on its transaction. The transaction is unaffected.
-var ErrTxManaged = txguard.ErrManaged
-
-// ErrSessionSetting reports a statement of a handler that would change a setting of the session, such as SET without
-// LOCAL. The session serves other messages afterwards. The statement was not sent, and the transaction is unaffected.
-var ErrSessionSetting = txguard.ErrSession
 
 // An attempt is a received message while it is executed. It lives until the message is settled, through several
 // transactions if one of them is lost.

@@ -105,6 +105,9 @@ func (w *outageWatch) canPause() bool { return w.pauser != nil }
 // isPaused reports whether the queues are handed over now.
 func (w *outageWatch) isPaused() bool { return w.paused.Load() }
 
+// errHandedOver reports that nothing was recorded of a lost attempt, because its message was given back to the broker.
+var errHandedOver = errors.New("consumer: the queue was handed over, and another process gets the message")
+
 // hasHandedOver reports whether e was given back to the broker since it arrived. If e has not begun, it must not begin:
 // another process may be at later messages of its key.
 func (w *outageWatch) hasHandedOver(e boardEntry) bool {

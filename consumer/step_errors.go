@@ -11,6 +11,7 @@ import (
 	"github.com/sagamill/sagamill/internal/backoff"
 	"github.com/sagamill/sagamill/internal/guard"
 	"github.com/sagamill/sagamill/internal/pg"
+	"github.com/sagamill/sagamill/internal/txguard"
 	"github.com/sagamill/sagamill/outbox"
 )
 
@@ -156,3 +157,10 @@ func sqlState(err error) string {
 	}
 	return ""
 }
+
+// ErrTxManaged reports that a handler called Commit or Rollback on its transaction. The transaction is unaffected.
+var ErrTxManaged = txguard.ErrManaged
+
+// ErrSessionSetting reports a statement of a handler that would change a setting of the session, such as SET without
+// LOCAL. The session serves other messages afterwards. The statement was not sent, and the transaction is unaffected.
+var ErrSessionSetting = txguard.ErrSession

@@ -18,10 +18,10 @@ import (
 func TestARelayNoticesThatItHearsNothing(t *testing.T) {
 	t.Parallel()
 	for name, direction := range map[string]struct{ up, down bool }{
-		"nothing arrives":        {down: true},
-		"nothing leaves":         {up: true},
-		"in neither direction":   {true, true},
-		"the path is good again": {},
+		"nothing arrives":       {down: true},
+		"nothing leaves":        {up: true},
+		"in neither direction":  {true, true},
+		"the path is only idle": {},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

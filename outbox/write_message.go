@@ -40,7 +40,8 @@ const (
 	PropertyTimestamp   = "timestamp" // RFC 3339, UTC
 	PropertyCorrelation = "correlation-id"
 	PropertyContentType = "content-type"
-	// PropertyContentEncoding says how the payload is encoded, such as gzip. A step reads none but UTF-8.
+	// PropertyContentEncoding says how the payload is encoded, such as gzip. A step with a body reads a payload
+	// that is not encoded; the value may name its charset, UTF-8.
 	PropertyContentEncoding = "content-encoding"
 
 	// PropertyRedelivered is set to "true" on the receiving side only, by a subscriber

@@ -352,3 +352,28 @@ func FuzzAddresses(f *testing.F) {
 		}
 	})
 }
+
+// A broker that does not answer is left only for one that was not left lately: if all are slow, one of them is waited for.
+func TestAllSlowBrokersAreNotLeftInTurns(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l := idleLink(urlA + "," + urlB)
+		c := &conn{link: l, url: urlA}
+		check := func(when string, want bool) {
+			t.Helper()
+			if got := l.mayGoElsewhere(c); got != want {
+				t.Errorf("%s: %t, want %t", when, got, want)
+			}
+		}
+		check("no broker was left", true)
+		l.addresses.noteLeft(urlA)
+		check("its own was left", true)
+		l.addresses.noteLeft(urlB)
+		check("the other was left", false)
+		time.Sleep(leftMemory + time.Second)
+		check("the other was left long ago", true)
+	})
+	if l := idleLink(urlA); l.mayGoElsewhere(&conn{link: l, url: urlA}) {
+		t.Error("the only broker is left")
+	}
+}

@@ -56,6 +56,7 @@ type Error struct {
 	Refused      bool // the API does not let the user read this
 }
 
+// Error joins What and Advice.
 func (e *Error) Error() string {
 	if e.Advice == "" {
 		return e.What
