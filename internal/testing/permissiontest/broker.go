@@ -39,7 +39,7 @@ func New(t *testing.T, of rabbitmq.Topology) *Broker {
 		t.Fatal(err)
 	}
 	for _, p := range all {
-		b.CtlWith(t, Password+"\n", "add_user", p.User)
+		b.Ctl(t, "add_user", p.User, Password)
 		b.Ctl(t, "set_permissions", "--vhost", "/", p.User, p.Configure, p.Write, p.Read)
 		b.Ctl(t, "set_user_limits", p.User, fmt.Sprintf(`{"max-connections":%d,"max-channels":%d}`, p.MaxConnections, p.MaxChannels))
 	}

@@ -110,11 +110,3 @@ func (n *Node) Ctl(t testing.TB, args ...string) string {
 	}
 	return out
 }
-
-// CtlWith is Ctl for a command that reads input, such as a password.
-func (n *Node) CtlWith(t testing.TB, input string, args ...string) {
-	t.Helper()
-	if _, err := n.node.CtlWith(input, args...); err != nil {
-		t.Fatal(err)
-	}
-}
