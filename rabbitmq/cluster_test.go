@@ -88,12 +88,15 @@ func TestPrivateBrokerClusterAndItsClients(t *testing.T) {
 		{"a node that hangs is left", testFrozenNodeIsLeft},
 		{"a node that is cut off is left", testCutOffNodeIsLeft},
 	} {
-		t.Run(tt.name, func(t *testing.T) {
+		ok := t.Run(tt.name, func(t *testing.T) {
 			tt.run(t, c)
 			if err := c.AwaitAll(); err != nil {
 				t.Fatal(err)
 			}
 		})
+		if !ok {
+			return // a node may still be down, and would fail the others
+		}
 	}
 }
 
@@ -170,34 +173,50 @@ func testQueueWithoutMajority(t *testing.T, c *rabbitcluster.Cluster) {
 	syncNode(t, c, 2)
 	c.Kill(2) // red has two members, and both are needed
 	publishUntil(t, pub, "blue")
+	for deadline := time.Now().Add(patience); !holdsUpOneTopic(t, pub); {
+		if time.Now().After(deadline) {
+			t.Fatal("the publisher leaves its node again and again")
+		}
+	}
+	if err := c.Start(2); err != nil {
+		t.Fatal(err)
+	}
+	publishUntil(t, pub, "red")
+}
+
+// holdsUpOneTopic publishes to red, whose queue has no majority, and meanwhile to blue. It reports false if the node did
+// not answer at all for seconds, as on a machine without time for it: then the publisher left it, and nothing is known.
+func holdsUpOneTopic(t *testing.T, pub *rabbitmq.Publisher) bool {
+	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	var blue sync.WaitGroup
-	var through atomic.Int64
+	var through, silent atomic.Int64
 	blue.Go(func() {
 		for ctx.Err() == nil {
-			if err := pub.PublishBatch(t.Context(), batchOf("blue", 1))[0]; err == nil {
+			err := pub.PublishBatch(t.Context(), batchOf("blue", 1))[0]
+			switch {
+			case err == nil:
 				through.Add(1)
-			} else {
+			case errors.Is(err, rabbitmq.ErrUnavailable):
+				silent.Add(1)
+			default:
 				t.Errorf("a message of another topic: %v", err)
 			}
 		}
 	})
 	for range 2 {
 		for _, err := range pub.PublishBatch(t.Context(), batchOf("red", 2000)) {
-			if !errors.Is(err, outbox.ErrDeferred) {
-				t.Fatalf("a message to a queue without a majority: %v, want an ErrDeferred", err)
+			switch {
+			case errors.Is(err, rabbitmq.ErrUnavailable):
+				silent.Add(1)
+			case !errors.Is(err, outbox.ErrDeferred):
+				t.Errorf("a message to a queue without a majority: %v, want an ErrDeferred", err)
 			}
 		}
 	}
 	cancel()
 	blue.Wait()
-	if through.Load() == 0 {
-		t.Error("no message of another topic got through meanwhile")
-	}
-	if err := c.Start(2); err != nil {
-		t.Fatal(err)
-	}
-	publishUntil(t, pub, "red")
+	return silent.Load() == 0 && through.Load() > 0
 }
 
 // A Publisher leaves a node over a queue without a majority. The node is not to blame: a subscription to

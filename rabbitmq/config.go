@@ -2,10 +2,12 @@ package rabbitmq
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"net"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
@@ -141,9 +143,14 @@ func quorumArguments(limit int32) amqp.Table {
 // builder it knows that each queue has a dead-letter queue.
 type quorumTopology struct {
 	wamqp.DefaultTopologyBuilder
-	passive bool // it only checks that things exist, which needs no permission
+	passive bool        // it only checks that things exist
+	hidden  atomic.Bool // the user may not look for dead-letter queues
 	dialer  dialer
 }
+
+// errDeadHidden reports that the user may not look for a dead-letter queue, and that the channel is closed. The queue is
+// there. It is reported once.
+var errDeadHidden = errors.New("look for dead-letter queue")
 
 // ExchangeDeclare declares an exchange, or looks for it.
 func (t *quorumTopology) ExchangeDeclare(ch *amqp.Channel, exchange string, cfg wamqp.Config) error {
@@ -155,15 +162,26 @@ func (t *quorumTopology) ExchangeDeclare(ch *amqp.Channel, exchange string, cfg 
 
 // BuildTopology declares the dead-letter queue first: a message must never
 // find its dead-letter queue missing.
+//
+// If it only looks, it does not look for the exchange: RabbitMQ answers only those who have some permission on it, and
+// each of them would let a consumer change what reaches others.
 func (t *quorumTopology) BuildTopology(ch *amqp.Channel, params wamqp.BuildTopologyParams, cfg wamqp.Config, log watermill.LoggerAdapter) error {
 	dead := params.QueueName + deadSuffix
 	if t.passive {
-		for _, queue := range []string{dead, params.QueueName} {
-			if _, err := ch.QueueDeclarePassive(queue, true, false, false, false, nil); err != nil {
+		for _, queue := range []string{params.QueueName, dead} {
+			if queue == dead && t.hidden.Load() {
+				continue
+			}
+			_, err := ch.QueueDeclarePassive(queue, true, false, false, false, nil)
+			if queue == dead && hasCode(err, amqp.AccessRefused) {
+				t.hidden.Store(true)
+				return fmt.Errorf("%w: %w", errDeadHidden, err)
+			}
+			if err != nil {
 				return fmt.Errorf("look for queue %s: %w", queue, err)
 			}
 		}
-		return t.ExchangeDeclare(ch, params.ExchangeName, cfg)
+		return nil
 	}
 	if _, err := ch.QueueDeclare(dead, true, false, false, false, quorumArguments(noLimit)); err != nil {
 		return fmt.Errorf("declare queue %s: %w", dead, err)

@@ -3,6 +3,7 @@ package rabbitmq
 import (
 	"context"
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"maps"
 	mathrand "math/rand/v2"
@@ -53,7 +54,13 @@ func (s *subscription) consumeOn(ctx context.Context, c *conn, prefetch int) (*c
 		cc.watchChannel(closes)
 		return cc, nil
 	}
-	return requestOnConn(ctx, c, open, func(cc *consumerChannel) { c.closeChannel(cc.amqp) })
+	undo := func(cc *consumerChannel) { c.closeChannel(cc.amqp) }
+	cc, err := requestOnConn(ctx, c, open, undo)
+	if errors.Is(err, errDeadHidden) {
+		s.subscriber.warnHidden(ctx, err)
+		return requestOnConn(ctx, c, open, undo)
+	}
+	return cc, err
 }
 
 // startConsumer consumes from the topic's queue. After a lost connection it does not declare the queue before, unless that is

@@ -122,5 +122,5 @@ func ExampleTopology_Permissions() {
 	}
 	// Output:
 	// rabbitmqctl set_permissions shop.order '^$' '^(shop\.order\.created)$' '^$'
-	// rabbitmqctl set_permissions shop.payment '^$' '^$' '^(shop\.order\.created\.payment)$'
+	// rabbitmqctl set_permissions shop.payment '^$' '^$' '^(shop\.order\.created\.payment|shop\.order\.created\.payment\.dead)$'
 }

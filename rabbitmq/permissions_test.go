@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"regexp"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -12,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/sagamill/sagamill/internal/testing/needtest"
 	"github.com/sagamill/sagamill/internal/testing/rabbittest"
 	"github.com/sagamill/sagamill/outbox"
 	"github.com/sagamill/sagamill/rabbitmq"
@@ -37,8 +40,8 @@ func TestPermissionsOfATopology(t *testing.T) {
 
 			MaxConnections: 12, MaxChannels: 192,
 		},
-		{User: "shop.order", Configure: "^$", Write: `^(shop\.order\.created)$`, Read: `^(shop\.declined\.order|shop\.paid\.order)$`, MaxConnections: 20, MaxChannels: 320},
-		{User: "shop.mail", Configure: "^$", Write: "^$", Read: `^(shop\.paid\.mail)$`, MaxConnections: 16, MaxChannels: 256},
+		{User: "shop.order", Configure: "^$", Write: `^(shop\.order\.created)$`, Read: `^(shop\.declined\.order|shop\.declined\.order\.dead|shop\.paid\.order|shop\.paid\.order\.dead)$`, MaxConnections: 20, MaxChannels: 320},
+		{User: "shop.mail", Configure: "^$", Write: "^$", Read: `^(shop\.paid\.mail|shop\.paid\.mail\.dead)$`, MaxConnections: 16, MaxChannels: 256},
 		{User: "shop.web+app", Configure: "^$", Write: `^(shop\.a\|b|shop\.order\.created)$`, Read: "^$", MaxConnections: 12, MaxChannels: 192},
 	}
 	if d := cmp.Diff(want, got); d != "" {
@@ -157,4 +160,34 @@ func TestPassiveMakesNothing(t *testing.T) {
 		}
 	}
 	ackAll(t, messages, ids)
+}
+
+// A service whose user has the permissions that were enough before RabbitMQ 4.2.6 is served, and is told what to change.
+func TestPrivateBrokerOldPermissions(t *testing.T) {
+	t.Parallel()
+	needtest.Slow(t)
+	node := rabbittest.StartNode(t)
+	active := nodeConfig(t, node.URL())
+	if err := rabbitmq.DeclareTopology(t.Context(), active, "orders"); err != nil {
+		t.Fatal(err)
+	}
+	const user = "old"
+	node.Ctl(t, "add_user", user, password)
+	node.Ctl(t, "set_permissions", user, "^$", "^$", "^"+regexp.QuoteMeta(active.Queue.GenerateName("orders"))+"$")
+	prefix, _, _ := strings.Cut(active.Exchange.GenerateName("orders"), "orders")
+	passive, err := rabbitmq.NewConfig(strings.Replace(node.URL(), "guest:guest", user+":"+password, 1), service, &rabbitmq.ConfigOptions{Prefix: prefix, Passive: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var warnings atomic.Int64
+	opts := fast()
+	opts.Logger = slog.New(slog.NewTextHandler(calls(func() { warnings.Add(1) }), nil))
+	messages, sub := subscribe(t, passive, "orders", opts)
+	if err := newPublisher(t, active, nil).Publish("orders", newMessage("x")); err != nil {
+		t.Fatal(err)
+	}
+	next(t, messages).Ack()
+	if sub.Close(); warnings.Load() > 1 {
+		t.Errorf("%d warnings, want one at most", warnings.Load())
+	}
 }

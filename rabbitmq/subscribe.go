@@ -3,6 +3,7 @@ package rabbitmq
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"sync"
@@ -269,7 +270,12 @@ func (s *Subscriber) retryUntilDone(ctx context.Context, l *link, topic string, 
 // to look.
 func (s *Subscriber) declareTopic(ctx context.Context, c *conn, topic string) error {
 	_, err := requestOnChannel(ctx, c, func(ch *amqp.Channel) (any, error) {
-		if err := buildTopology(ch, s.cfg, topic); err != nil {
+		err := buildTopology(ch, s.cfg, topic)
+		if errors.Is(err, errDeadHidden) {
+			s.warnHidden(ctx, err)
+			return nil, nil
+		}
+		if err != nil {
 			return nil, explainStream(err)
 		}
 		s.reportDeadLetters(ctx, ch, topic)
@@ -278,8 +284,13 @@ func (s *Subscriber) declareTopic(ctx context.Context, c *conn, topic string) er
 	return err
 }
 
+// warnHidden says that the user has the permissions that were enough before RabbitMQ 4.2.6.
+func (s *Subscriber) warnHidden(ctx context.Context, err error) {
+	s.opts.Logger.WarnContext(ctx, "rabbitmq: the user may not look for dead-letter queues, so messages in them are not told: set the permissions that sagamill broker permissions prints, and start the service again", "error", err)
+}
+
 func (s *Subscriber) reportDeadLetters(ctx context.Context, ch *amqp.Channel, topic string) {
-	if _, ours := s.cfg.TopologyBuilder.(*quorumTopology); !ours {
+	if builder, ours := s.cfg.TopologyBuilder.(*quorumTopology); !ours || builder.hidden.Load() {
 		return
 	}
 	dead := s.cfg.Queue.GenerateName(topic) + deadSuffix

@@ -70,7 +70,8 @@ const nothing = "^$"
 // calls [DeclareTopology] for all, then each service's, in the order of t. A
 // service's user is named <prefix><service>. With [ConfigOptions].Passive it
 // configures nothing, writes to the exchanges of the topics that it publishes, and
-// reads its own queues; so it can neither forge another service's messages nor read
+// reads its own queues and their dead-letter queues, which RabbitMQ 4.2.6 and later
+// ask of a user who looks for them; so it can neither forge another service's messages nor read
 // them, nor change how they are routed. It does no I/O. An error is an [ErrConfig].
 func (t Topology) Permissions() ([]Permissions, error) {
 	if err := t.checkNames(); err != nil {
@@ -91,7 +92,7 @@ func (t Topology) Permissions() ([]Permissions, error) {
 		}
 		for _, topic := range s.Listens {
 			queue := t.Prefix + topic + "." + s.Name
-			read = append(read, queue)
+			read = append(read, queue, queue+deadSuffix)
 			exchanges, queues, dead = append(exchanges, t.Prefix+topic), append(queues, queue), append(dead, queue+deadSuffix)
 		}
 		all = append(all, limit(Permissions{User: t.Prefix + s.Name, Configure: nothing, Write: alternativesPattern(written), Read: alternativesPattern(read)}, len(s.Listens)))
@@ -326,7 +327,7 @@ func refuseInUse(parts []Part) error {
 	return fmt.Errorf("%w: %s", ErrInUse, strings.Join(used, "; "))
 }
 
-// inspectPart asks the broker for p. That takes no permission.
+// inspectPart asks the broker for p. Since RabbitMQ 4.2.6 that takes some permission on p.
 func (p *Part) inspectPart(ctx context.Context, c *conn) error {
 	if p.Deleted {
 		return nil // by an attempt before, whose connection was lost

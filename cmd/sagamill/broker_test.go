@@ -35,7 +35,7 @@ func TestBrokerPermissionsAreCommands(t *testing.T) {
 # As often as you like:
 rabbitmqctl set_permissions --vhost 'shop' 'it'\''s.deploy' '^(it'\''s\.ordered|it'\''s\.ordered\.pay|it'\''s\.ordered\.pay\.dead)$' '^(amq\.default|it'\''s\.ordered\.pay)$' '^(it'\''s\.ordered|it'\''s\.ordered\.pay)$'
 rabbitmqctl set_user_limits 'it'\''s.deploy' '{"max-connections":6,"max-channels":96}'
-rabbitmqctl set_permissions --vhost 'shop' 'it'\''s.pay' '^$' '^(it'\''s\.paid)$' '^(it'\''s\.ordered\.pay)$'
+rabbitmqctl set_permissions --vhost 'shop' 'it'\''s.pay' '^$' '^(it'\''s\.paid)$' '^(it'\''s\.ordered\.pay|it'\''s\.ordered\.pay\.dead)$'
 rabbitmqctl set_user_limits 'it'\''s.pay' '{"max-connections":8,"max-channels":128}'
 `
 	if out.String() != want {

@@ -164,8 +164,11 @@ func (a *App) closeServices() {
 }
 
 // declareQueues declares the queues that listen to messages of the services here. Their services may
-// run in another process.
+// run in another process. A restricted user may neither declare nor look for them: the deployment has declared them.
 func (a *App) declareQueues(ctx context.Context) error {
+	if a.Settings.Restricted {
+		return nil
+	}
 	p := a.Settings.Program
 	for _, listener := range p.Services {
 		topics := slices.DeleteFunc(slices.Clone(p.Listens[listener]), func(topic string) bool {

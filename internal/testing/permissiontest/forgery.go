@@ -100,6 +100,13 @@ func purge(queue string) func(*amqp091.Channel) error {
 	return func(ch *amqp091.Channel) error { _, err := ch.QueuePurge(queue, false); return err }
 }
 
+func lookFor(queue string) func(*amqp091.Channel) error {
+	return func(ch *amqp091.Channel) error {
+		_, err := ch.QueueDeclarePassive(queue, true, false, false, false, nil)
+		return err
+	}
+}
+
 // CheckForgery tries, as each service, every operation on the resources of every service. Operations on its
 // resources must succeed, all others must be refused. Messages are left in the queues.
 func (b *Broker) CheckForgery(t *testing.T) {
@@ -140,14 +147,14 @@ func (b *Broker) tryQueues(i *Intruder, self rabbitmq.Service) {
 				_, err := ch.QueueDeclare(queue, true, false, false, false, nil)
 				return err
 			})
-			i.Try(0, "look for "+queue, func(ch *amqp091.Channel) error {
-				_, err := ch.QueueDeclarePassive(queue, true, false, false, false, nil)
-				return err
-			})
+			if own == 0 { // what is not one's own is found by all users before RabbitMQ 4.2.6, and by none since
+				i.Try(0, "look for "+queue, lookFor(queue))
+				i.Try(0, "look for "+queue+".dead", lookFor(queue+".dead"))
+			}
 			i.Try(refused, "bind "+queue, func(ch *amqp091.Channel) error { return ch.QueueBind(queue, "", exchange, false, nil) })
 			i.Try(refused, "unbind "+queue, func(ch *amqp091.Channel) error { return ch.QueueUnbind(queue, "", exchange, nil) })
-			i.Try(refused, "consume from "+queue+".dead", consume(queue+".dead"))
-			i.Try(refused, "purge "+queue+".dead", purge(queue+".dead"))
+			i.Try(own, "consume from "+queue+".dead", consume(queue+".dead"))
+			i.Try(own, "purge "+queue+".dead", purge(queue+".dead"))
 			i.Try(refused, "publish to "+queue+" by the default exchange", Publish("", queue, amqp091.Publishing{}))
 		}
 	}
@@ -205,6 +212,11 @@ func (b *Broker) tryElsewhere(i *Intruder, self rabbitmq.Service) {
 	}
 }
 
+// says reports whether err has one of the words.
+func says(err error, words string) bool {
+	return slices.ContainsFunc(strings.Fields(words), func(word string) bool { return strings.Contains(err.Error(), word) })
+}
+
 // tryLibrary checks that a Publisher and a Subscriber report refused operations. The first service tries
 // operations on the resources of the last one.
 func (b *Broker) tryLibrary(t *testing.T) {
@@ -221,7 +233,7 @@ func (b *Broker) tryLibrary(t *testing.T) {
 		{self.Publishes[0], prefix + victim.Name, "PRECONDITION_FAILED"},
 		{victim.Publishes[0], "", "ACCESS_REFUSED"},
 		{victim.Publishes[0], prefix + victim.Name, "ACCESS_REFUSED"},
-		{"absent", "", "NOT_FOUND"},
+		{"absent", "", "NOT_FOUND ACCESS_REFUSED"}, // the latter since RabbitMQ 4.2.6
 	} {
 		pub, err := rabbitmq.NewPublisher(cfg, &rabbitmq.PublisherOptions{UserID: tt.user, Logger: quiet})
 		if err != nil {
@@ -229,7 +241,7 @@ func (b *Broker) tryLibrary(t *testing.T) {
 		}
 		err = pub.Publish(tt.topic, message.NewMessage("forged", nil))
 		pub.Close()
-		if tt.says == "" && err != nil || tt.says != "" && (!errors.Is(err, rabbitmq.ErrRejected) || !strings.Contains(err.Error(), tt.says)) {
+		if tt.says == "" && err != nil || tt.says != "" && (!errors.Is(err, rabbitmq.ErrRejected) || !says(err, tt.says)) {
 			t.Errorf("Publish to %s as %q = %v, want ErrRejected with %q", tt.topic, tt.user, err, tt.says)
 		}
 		if err != nil && strings.Contains(err.Error(), Password) {
