@@ -246,7 +246,12 @@ func (r *Relay) listenForWakes(ctx context.Context) {
 // listenOnConnection listens on a connection that it takes from the pool for good. Back in the pool
 // it would go on listening.
 func (r *Relay) listenOnConnection(ctx context.Context) error {
-	conn, err := r.db.Pool().Acquire(ctx)
+	// An idle connection may be on a path that has gone silent too: the pool's ping would wait until TCP gives up.
+	var conn *pgxpool.Conn
+	err := withinPatience(ctx, func(ctx context.Context) (err error) {
+		conn, err = r.db.Pool().Acquire(ctx)
+		return err
+	})
 	if err != nil {
 		return err
 	}

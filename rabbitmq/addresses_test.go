@@ -10,6 +10,7 @@ import (
 	"regexp"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -216,23 +217,23 @@ func TestARoundIsPermanentIfEveryAddressIs(t *testing.T) {
 func TestAlarmsMakeALinkLeaveLessAndLessOften(t *testing.T) {
 	t.Parallel()
 	var (
-		a   alarms
+		a   = moves{first: firstAlarmPause, max: maxAlarmPause}
 		now = time.Now()
 	)
 	for i, want := range []time.Duration{0, 2, 4, 8, 16, 30, 30, 30} {
 		if i > 0 {
-			if got := a.nextMoveAfter(now); got != want*time.Second {
+			if got := a.nextMoveAfter(now, 1); got != want*time.Second {
 				t.Errorf("after %d alarms the next may come in %s, want %d s", i, got, want)
 			}
 		}
 		now = now.Add(want * time.Second)
-		if got := a.nextMoveAfter(now); got != 0 {
+		if got := a.nextMoveAfter(now, 1); got != 0 {
 			t.Errorf("alarm %d has to wait for %s", i+1, got)
 		}
 	}
 	now = now.Add(2*maxAlarmPause + time.Nanosecond)
-	_ = a.nextMoveAfter(now)
-	if got := a.nextMoveAfter(now); got != firstAlarmPause {
+	_ = a.nextMoveAfter(now, 1)
+	if got := a.nextMoveAfter(now, 1); got != firstAlarmPause {
 		t.Errorf("after a time without alarms the second one has to wait for %s, want %s", got, firstAlarmPause)
 	}
 }
@@ -312,7 +313,7 @@ func TestABlockedBrokerIsNotLeftAtOnceAfterAnother(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		l := idleLink(urlA + "," + urlB)
-		l.alarms.nextMoveAfter(time.Now())
+		l.alarms.nextMoveAfter(time.Now(), 1)
 		c, _, blocks, end := watched(l)
 		defer end()
 		blocks <- amqp.Blocking{Active: true}
@@ -353,8 +354,8 @@ func FuzzAddresses(f *testing.F) {
 	})
 }
 
-// A broker that does not answer is left only for one that was not left lately: if all are slow, one of them is waited for.
-func TestAllSlowBrokersAreNotLeftInTurns(t *testing.T) {
+// A broker that does not answer is left only for one that was not left lately.
+func TestASilentBrokerIsLeftForOneThatWasNot(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		l := idleLink(urlA + "," + urlB)
@@ -376,4 +377,42 @@ func TestAllSlowBrokersAreNotLeftInTurns(t *testing.T) {
 	if l := idleLink(urlA); l.mayGoElsewhere(&conn{link: l, url: urlA}) {
 		t.Error("the only broker is left")
 	}
+}
+
+// If all brokers answer slowly, each is left once, and then ever more rarely.
+func TestAllSlowBrokersAreNotLeftInTurns(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l := idleLink(urlA + "," + urlB)
+		leaves := 0
+		const ask = unansweredPatience + silenceInterval
+		for began := time.Now(); time.Since(began) < time.Hour; {
+			c, dropped := fakeConn(l)
+			l.leaveSilent(c, time.Now(), always)
+			if time.Sleep(ask); dropped() {
+				leaves++
+			}
+		}
+		if leaves < 2 || leaves > 12 {
+			t.Errorf("slow brokers were left %d times in an hour", leaves)
+		}
+	})
+}
+
+// A broker that has answered is not left when the handler of its message ends.
+func TestABrokerThatHasAnsweredIsNotLeft(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l := idleLink(urlA + "," + urlB)
+		c, dropped := fakeConn(l)
+		c.noteHandover()
+		var answered atomic.Bool
+		l.leaveSilent(c, time.Now(), func() bool { return !answered.Load() })
+		answered.Store(true)
+		c.noteHandled()
+		time.Sleep(3 * settledPause)
+		if synctest.Wait(); dropped() || c.leaving.Load() {
+			t.Error("the broker is left")
+		}
+	})
 }

@@ -66,7 +66,8 @@ type link struct {
 	urls      []string   // of the brokers, one or several
 	addresses *addresses // of the process, but in tests
 	dialer    dialer     // nil: over TCP
-	alarms    alarms
+	alarms    moves
+	silences  moves
 	channels  int          // for messages, at most
 	warnedOf  atomic.Int64 // the number of channels that the last warning was about
 
@@ -83,6 +84,8 @@ type link struct {
 
 func newLink(cfg wamqp.Config, opts ConnectionOptions, log *slog.Logger) *link {
 	l := &link{cfg: cfg.Connection, opts: opts.withDefaults(), log: log, turn: make(chan struct{}, 1)}
+	l.alarms.first, l.alarms.max = firstAlarmPause, maxAlarmPause
+	l.silences.first, l.silences.max = firstSilencePause, maxSilencePause
 	l.urls, l.addresses = brokerurls.Split(cfg.Connection.AmqpURI), &known
 	if t, ours := cfg.TopologyBuilder.(*quorumTopology); ours {
 		l.dialer = t.dialer
@@ -205,6 +208,10 @@ const (
 	// as its end.
 	firstAlarmPause = 2 * time.Second
 	maxAlarmPause   = 30 * time.Second
+
+	// The same of brokers that do not answer a request, after a link has left each of the others once.
+	firstSilencePause = 10 * time.Second
+	maxSilencePause   = 10 * time.Minute
 )
 
 // A departure is why a link leaves a broker.
@@ -222,10 +229,18 @@ func (l *link) leaveBroker(c *conn, why departure) {
 	c.dropConnection()
 }
 
-// mayGoElsewhere reports whether there is another broker than that of c which no link has left lately. If all answer
-// slowly, each is thereby left once in [leftMemory].
+// mayGoElsewhere reports whether there is another broker than that of c which no link has left lately.
 func (l *link) mayGoElsewhere(c *conn) bool {
 	return l.hasSeveral() && l.addresses.hasOther(l.urls, c.url)
+}
+
+// leaveSilent leaves the broker of c, which has not answered a request since then, if the request waits still. If all
+// brokers answer slowly, l leaves each once, and then ever more rarely.
+func (l *link) leaveSilent(c *conn, since time.Time, waits func() bool) {
+	if c.heardSince(since) || l.silences.nextMoveAfter(time.Now(), len(l.urls)-1) > 0 {
+		return
+	}
+	c.leaveUnlessHeard(since, unanswered, waits)
 }
 
 // noteDeparture remembers that the broker of c was left, once for each connection.
@@ -254,31 +269,33 @@ func (l *link) tolerateAlarm(active bool, patience <-chan time.Time) <-chan time
 // leaveBlocked leaves the broker of c, which has blocked it for blockedPatience, or returns
 // when to ask again.
 func (l *link) leaveBlocked(c *conn) (again <-chan time.Time) {
-	if wait := l.alarms.nextMoveAfter(time.Now()); wait > 0 {
+	if wait := l.alarms.nextMoveAfter(time.Now(), 1); wait > 0 {
 		return time.After(wait)
 	}
 	l.leaveBroker(c, blockedByAlarm)
 	return nil
 }
 
-// alarms limits how often they make a link leave a broker.
-type alarms struct {
+// moves limits how often a link leaves a broker for one reason that may hold for all brokers.
+type moves struct {
+	first, max time.Duration // pauses
+
 	mu     sync.Mutex
 	leaves int // in a row
 	last   time.Time
 }
 
-// nextMoveAfter returns 0 and counts one if a link may leave because of an alarm, or how long it has
-// to wait.
-func (a *alarms) nextMoveAfter(now time.Time) time.Duration {
+// nextMoveAfter returns 0 and counts one if a link may leave for this reason, or how long it has to wait. The first free
+// moves in a row need not wait.
+func (a *moves) nextMoveAfter(now time.Time, free int) time.Duration {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	since := now.Sub(a.last)
-	if since > 2*maxAlarmPause {
+	if since > 2*a.max {
 		a.leaves = 0
 	}
-	if a.leaves > 0 {
-		pause := min(firstAlarmPause<<min(a.leaves-1, 16), maxAlarmPause)
+	if a.leaves >= free {
+		pause := min(a.first<<min(a.leaves-free, 16), a.max)
 		if since < pause {
 			return pause - since
 		}

@@ -240,28 +240,31 @@ func (l *link) confirmedBy(c *conn, to destination) {
 	for _, s := range l.addresses.noteConfirmed(c.url, to, l.urls) {
 		why := departure(fmt.Sprintf("it has not confirmed a message to %s, which %s has confirmed, and sends nothing on this connection", to, brokerAddress(c.url)))
 		for _, consumer := range l.addresses.consumersAt(s.url) {
-			consumer.leaveUnlessHeard(s.since, why)
+			consumer.leaveUnlessHeard(s.since, why, always)
 		}
 	}
 }
 
+// always is the answer of a suspicion that ends only when something is heard.
+func always() bool { return true }
+
 // leaveUnlessHeard begins to leave the broker of c, unless that has begun. It never waits.
-func (c *conn) leaveUnlessHeard(since time.Time, why departure) {
+func (c *conn) leaveUnlessHeard(since time.Time, why departure, still func() bool) {
 	if !c.leaving.Swap(true) {
-		c.leaveSuspect(since, why)
+		c.leaveSuspect(since, why, still)
 	}
 }
 
 // leaveSuspect leaves the broker of c, or looks again later while handlers have messages. It
-// gives up when something was received since the suspicion began.
-func (c *conn) leaveSuspect(since time.Time, why departure) {
+// gives up when something was received since the suspicion began, or when that is not still true.
+func (c *conn) leaveSuspect(since time.Time, why departure, still func() bool) {
 	switch {
-	case !c.isAlive() || c.heardSince(since):
+	case !c.isAlive() || c.heardSince(since) || !still():
 		c.leaving.Store(false)
 	case c.handlersDone():
 		c.link.leaveBroker(c, why)
 	default:
-		time.AfterFunc(settledPause, func() { c.leaveSuspect(since, why) })
+		time.AfterFunc(settledPause, func() { c.leaveSuspect(since, why, still) })
 	}
 }
 

@@ -3,6 +3,7 @@ package rabbitmq
 import (
 	"context"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	amqp "github.com/rabbitmq/amqp091-go"
@@ -85,7 +86,9 @@ func awaitRequest[T any](ctx context.Context, c *conn, f func() (T, error), disc
 		timer := time.NewTimer(c.limits.RequestTimeout)
 		defer timer.Stop()
 		if c.link.mayGoElsewhere(c) {
-			impatient := time.AfterFunc(unansweredPatience, func() { c.leaveUnlessHeard(began, unanswered) })
+			var over atomic.Bool
+			defer over.Store(true)
+			impatient := time.AfterFunc(unansweredPatience, func() { c.link.leaveSilent(c, began, func() bool { return !over.Load() }) })
 			defer impatient.Stop()
 		}
 		select {

@@ -44,6 +44,10 @@ func ParseURL(text string) (*API, error) {
 	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
 		return nil, ErrURL
 	}
+	// A password with an unescaped slash would be a part of the virtual host, which messages name.
+	if u.User == nil || strings.Contains(u.EscapedPath()+u.RawQuery+u.Fragment, "@") {
+		return nil, ErrURL
+	}
 	a := &API{VHost: strings.TrimPrefix(u.Path, "/"), User: u.User.Username()}
 	a.Password, _ = u.User.Password()
 	a.URL = (&url.URL{Scheme: u.Scheme, Host: u.Host}).String()
