@@ -66,15 +66,15 @@ type topics struct {
 	pressure atomic.Uint32 // a pressure
 
 	mu      sync.Mutex
-	told    time.Time // when the log said last that the broker has not taken all messages
+	told    time.Time // when the log last had the error that the broker has not taken all messages
 	known   map[string]*topic
 	through uint64 // messages of all topics that got through
 }
 
-// complaintPause is how often the log says that the broker has not taken all messages.
+// complaintPause is the shortest time between two errors in the log that the broker has not taken all messages.
 const complaintPause = time.Second
 
-// mayComplain reports whether the log may say so now.
+// mayComplain reports whether the log may have such an error now. If so, the next complaintPause begins.
 func (t *topics) mayComplain(now time.Time) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -21,9 +21,8 @@ import (
 	"github.com/sagamill/sagamill/internal/sqlschema"
 )
 
-// A listening relay that has heard nothing for listenSilence asks its session whether it still answers, and waits
-// listenPatience for that. Where a path drops all packets, TCP would notice minutes later, and until then each message waits
-// for a poll.
+// A listening relay that has heard nothing for listenSilence pings its session, and waits for listenPatience. If the
+// network drops all packets, TCP notices only minutes later, and until then each message waits for a poll.
 const (
 	listenSilence  = 2 * time.Second
 	listenPatience = 2 * time.Second
@@ -238,8 +237,9 @@ func (r *Relay) listenForWakes(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
-		r.opts.Logger.DebugContext(ctx, "outbox: the relay hears no wake-ups, and polls until it listens again", "schema", r.opts.Schema, "error", err) // until then it polls
-		_ = backoff.Sleep(ctx, failurePolicy.Wait(failures+1))                                                                                          // the loop looks at ctx
+		r.opts.Logger.DebugContext(ctx, "outbox: the relay hears no wake-ups, and polls until it listens again",
+			"schema", r.opts.Schema, "error", err)
+		_ = backoff.Sleep(ctx, failurePolicy.Wait(failures+1)) // the loop looks at ctx
 	}
 }
 
@@ -288,8 +288,8 @@ func (r *Relay) listenOnConnection(ctx context.Context) error {
 	}
 }
 
-// hearWithin waits for a notification, or returns nil after listenSilence. The deadline is that of the socket: a context
-// that ends would make a pool's own watcher cancel a statement on the server.
+// hearWithin waits for a notification, and returns nil if there is none within listenSilence. The socket has the
+// deadline, and not ctx: when a context ends, a pool's own watcher may cancel a statement on the server.
 func hearWithin(ctx context.Context, own *pgx.Conn) (*pgconn.Notification, error) {
 	socket := own.PgConn().Conn()
 	if err := socket.SetReadDeadline(time.Now().Add(listenSilence)); err != nil {
@@ -302,7 +302,7 @@ func hearWithin(ctx context.Context, own *pgx.Conn) (*pgconn.Notification, error
 	return notification, errors.Join(err, socket.SetReadDeadline(time.Time{}))
 }
 
-// withinPatience calls ask, for at most listenPatience.
+// withinPatience calls ask with a context that ends after listenPatience.
 func withinPatience(ctx context.Context, ask func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, listenPatience)
 	defer cancel()

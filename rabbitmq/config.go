@@ -33,7 +33,7 @@ const (
 	noLimit = 1 << 30
 )
 
-// disconnectedTimeout is how long a queue waits for the node of a consumer to come back.
+// disconnectedTimeout is how long a queue waits for the lost node of a consumer, before it delivers to others.
 const disconnectedTimeout = time.Second
 
 // maxShortString is what an AMQP short string can hold.
@@ -129,8 +129,8 @@ func quorumArguments(limit int32) amqp.Table {
 	return amqp.Table{
 		amqp.QueueTypeArg:  amqp.QueueTypeQuorum,
 		"x-delivery-limit": limit,
-		// From version 4.3 a queue keeps what it has sent to a node that died, or was cut off, for this time; by default
-		// a minute. Versions before that know no such argument, and give it to others at once.
+		// From version 4.3 on, a queue waits for this time (else a minute) before it gives to others what it has sent
+		// to a node that died or was cut off. Earlier versions ignore the argument, and do so at once.
 		"x-consumer-disconnected-timeout": int32(disconnectedTimeout / time.Millisecond),
 		// At-least-once dead-lettering needs reject-publish: with drop-head a
 		// message could be dropped to make room for another. (A policy that says

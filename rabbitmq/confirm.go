@@ -43,9 +43,9 @@ type flight struct {
 	confirm *amqp.DeferredConfirmation
 }
 
-// newPlaces returns what limits the channels for messages of a connection to what was negotiated. While a batch has one, it
-// may declare its exchange on another; a third looks whether the connection still opens any. The client never gives out the
-// last number.
+// newPlaces returns the places of a connection; a channel for messages takes one. Of the channels that were negotiated,
+// two are left out: one to look whether the connection still opens any, and the last number, which the client never
+// gives out. Half of the others are places, because each batch may need a second channel, to declare its exchange.
 func (l *link) newPlaces(connection *amqp.Connection) chan struct{} {
 	allowed := max(1, (int(connection.Config.ChannelMax)-2)/2)
 	if allowed < l.channels && l.warnedOf.Swap(int64(allowed)) != int64(allowed) {
@@ -55,7 +55,8 @@ func (l *link) newPlaces(connection *amqp.Connection) chan struct{} {
 	return make(chan struct{}, allowed)
 }
 
-// openConfirmChannel opens a channel, which has a place of c until it is closed.
+// openConfirmChannel opens a channel. The caller has taken a place of c for it, which is free again when the channel is
+// closed, or was not opened.
 func openConfirmChannel(ctx context.Context, c *conn, p *Publisher) (*confirmChannel, error) {
 	open := func() (*amqp.Channel, error) {
 		ch, err := c.amqp.Channel()

@@ -248,7 +248,8 @@ func (l *link) confirmedBy(c *conn, to destination) {
 // always is the answer of a suspicion that ends only when something is heard.
 func always() bool { return true }
 
-// leaveUnlessHeard begins to leave the broker of c, unless that has begun. It never waits.
+// leaveUnlessHeard begins to leave the broker of c, unless that has begun already. If something was received after since,
+// or when still is false, c stays. It never waits.
 func (c *conn) leaveUnlessHeard(since time.Time, why departure, still func() bool) {
 	if !c.leaving.Swap(true) {
 		c.leaveSuspect(since, why, still)

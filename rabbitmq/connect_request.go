@@ -15,12 +15,12 @@ import (
 // RequestTimeout. With one more the connection is dropped, which ends them all.
 const maxStuck = 8
 
-// unansweredPatience is how long a broker may leave a request without an answer, and send nothing else, before a link with
-// several addresses goes to another one. A node of RabbitMQ 4.3 that is cut off from its cluster keeps its connections, and
-// answers nothing that needs the others.
+// unansweredPatience is how long a broker may leave a request without an answer, and send nothing else, before a link
+// with several addresses goes to another one. A node of RabbitMQ 4.3 that is cut off from its cluster keeps its
+// connections, and answers nothing that needs the other nodes.
 const unansweredPatience = 3 * time.Second
 
-// unanswered is why.
+// unanswered is the reason for leaving such a broker.
 const unanswered departure = "it has not answered a request in time, and sends nothing on this connection"
 
 // An answer is the result of a request.

@@ -63,8 +63,8 @@ func (s *subscription) consumeOn(ctx context.Context, c *conn, prefetch int) (*c
 	return cc, err
 }
 
-// startConsumer consumes from the topic's queue. After a lost connection it does not declare the queue before, unless that is
-// missing: while a node stands still or is cut off, the others may answer no declaration, and deliver.
+// startConsumer consumes from the topic's queue. After a lost connection it declares the queue only if it is missing:
+// while a node stands still or is cut off, the others may deliver messages, but answer no declaration.
 func (s *subscription) startConsumer(ctx context.Context, ch *amqp.Channel, tag string, prefetch int) (<-chan amqp.Delivery, error) {
 	cfg := s.subscriber.cfg
 	if !s.resumes {

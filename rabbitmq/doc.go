@@ -64,8 +64,8 @@
 //     arrive once the queue answers; other subscriptions do not notice.
 //   - A declaration that is not answered, as while a node of the cluster stands still: it costs
 //     its own channel. Consuming goes on.
-//   - A node that is cut off from its cluster and keeps its clients: with several addresses, a subscription to
-//     which nothing is sent asks every 5 s, and goes to another node if it gets no answer within 3 s.
+//   - A node that is cut off from its cluster and keeps its clients: with several addresses, a subscription that
+//     receives nothing declares its topology every 5 s, and goes to another node if it gets no answer within 3 s.
 //   - Large messages: a subscription has at most [SubscriberOptions].PrefetchBytes of payload in
 //     this process. A burst of them costs a renewal of the subscription, with redeliveries.
 //   - A stream in place of a queue: an [ErrConfig].

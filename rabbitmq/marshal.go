@@ -22,8 +22,8 @@ const maxNesting = 32
 // dropped. See [PublisherOptions].UserID.
 const MetadataUserID = "amqp-user-id"
 
-// The metadata, on arrival, with properties that a foreign sender has set. They are never sent as properties: the broker
-// would drop a message whose expiration is over, and refuse one with a reply-to that it does not know.
+// The metadata that hold, on arrival, further properties of a foreign sender. They are never sent as properties: the
+// broker would drop a message whose expiration is over, and refuse one with a reply-to that it does not know.
 const (
 	propertyReplyTo    = "reply-to"
 	propertyAppID      = "app-id"

@@ -35,8 +35,8 @@ type PublisherOptions struct {
 	// from the whole connection. Default: 256.
 	Window int
 	// Channels is how many batches may be published at once; further batches wait. A relay uses RelayOptions.Lanes of
-	// them for each topic. If the broker's channel_max is less than twice as much and two, fewer
-	// batches are published at once, and the log says so; it must be at least 3. Default: 32.
+	// them for each topic. For N batches at once, the broker's channel_max must be at least 2N + 2. If it is less,
+	// fewer batches are published at once, and the log says so. It must be at least 3. Default: 32.
 	Channels int
 	// ConfirmTimeout limits the wait for the next confirm of the broker. The wait adapts to how long
 	// confirms take: it is between 1 s and ConfirmTimeout, and doubles after a timeout at
@@ -282,7 +282,7 @@ func (p *Publisher) openChannel(ctx context.Context, l *link, ch *confirmChannel
 	case c.places <- struct{}{}:
 		ch, err = openConfirmChannel(ctx, c, p)
 		return c, ch, err
-	case ch := <-idle: // perhaps the only way: channels in there have places, too
+	case ch := <-idle: // idle channels keep their places, so there may never be a free one
 		return p.openChannel(ctx, l, ch)
 	case <-c.dead:
 		return c, nil, fmt.Errorf("%w: %w", ErrUnavailable, amqp.ErrClosed)

@@ -286,7 +286,7 @@ func (s *Subscriber) declareTopic(ctx context.Context, c *conn, topic string) er
 
 // warnHidden says that the user has the permissions that were enough before RabbitMQ 4.2.6.
 func (s *Subscriber) warnHidden(ctx context.Context, err error) {
-	s.opts.Logger.WarnContext(ctx, "rabbitmq: the user may not look for dead-letter queues, so messages in them are not told: set the permissions that sagamill broker permissions prints, and start the service again", "error", err)
+	s.opts.Logger.WarnContext(ctx, "rabbitmq: the user may not look for dead-letter queues, so the log does not show messages in them: set the permissions that sagamill broker permissions prints, and start the service again", "error", err)
 }
 
 func (s *Subscriber) reportDeadLetters(ctx context.Context, ch *amqp.Channel, topic string) {

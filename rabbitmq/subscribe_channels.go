@@ -194,8 +194,8 @@ func (s *subscription) logLasting(ctx context.Context, err error) {
 // deletionPause is how long a queue that is being deleted may still be found after its consumers were cancelled.
 const deletionPause = 500 * time.Millisecond
 
-// explainCancel says why the broker has cancelled the consumer of cc. Unless the queue is still there, it counts as deleted,
-// with what it held. Each process looks before it declares the queue again, so one of them finds it missing.
+// explainCancel says why the broker has cancelled the consumer of cc. Unless the queue is still there, it counts as
+// deleted, with what it held. Each process looks before it declares the queue again, so at least one finds it missing.
 func (s *subscription) explainCancel(ctx context.Context, cc *consumerChannel) string {
 	cfg := s.subscriber.cfg
 	look := func() error {

@@ -227,9 +227,10 @@ func (t Topology) deleteTopology(ctx context.Context, url string, opts *DeleteOp
 	return parts, cmp.Or(err, inUse)
 }
 
-// FindParts looks which queues and exchanges of t are at the broker of url: those that [DeclareTopology] declares for
-// the services of t, and the exchanges of all their topics. It changes nothing, and needs no permission but to connect.
-// It waits for a broker that is away until ctx ends, and returns other errors as DeclareTopology does.
+// FindParts returns the queues and exchanges of t, and which of them the broker of url has: those that
+// [DeclareTopology] declares for the services of t, and the exchanges of all their topics. It changes nothing. From
+// RabbitMQ 4.2.6 on, its user needs some permission on each of them. It waits for a broker that is away until ctx ends,
+// and returns other errors as DeclareTopology does.
 func (t Topology) FindParts(ctx context.Context, url string) ([]Part, error) {
 	return t.visitParts(ctx, url, "find", func(c *conn, parts []Part) error { return inspectParts(ctx, c, parts) })
 }

@@ -9,7 +9,7 @@
 //	found    running on this machine at the default port, for example by docker compose up
 //	private  started from installed binaries, on free ports, for this run only
 //	npm      PostgreSQL binaries from an npm package, then as private
-//	debian   RabbitMQ of a newer Debian than this one, unpacked into the user's cache where we are root, then as private
+//	debian   RabbitMQ of a newer Debian, unpacked into the user's cache where we are root, then as private
 //	apt      installed with apt-get where we are root, then as private
 //	inproc   the broker only: none, the program brings its own
 //	none     Redis and NATS only: none, and what needs it is not tested
@@ -20,9 +20,9 @@
 // SAGAMILL_POSTGRES=14 uses PostgreSQL of that major version, from installed binaries or from npm, and never
 // a running server. SAGAMILL_POSTGRES=/usr/pgsql-17/bin starts private servers from that directory.
 //
-// SAGAMILL_RABBITMQ=4.3 does the same for RabbitMQ: 4.3 and 4.0 are unpacked, 3.10 is what is installed. The packages that
-// are unpacked need a newer C library, so their usr takes the place of /usr in a mount namespace of the server's own. The
-// kernel unmounts it when the server has ended, however that ends.
+// SAGAMILL_RABBITMQ=4.3 does the same for RabbitMQ, from installed binaries or, for 4.3 and 4.0, from unpacked
+// packages. These need a newer C library, so their usr takes the place of /usr in a mount namespace of the server's
+// own. The kernel unmounts it when the server has ended, even if it was killed.
 //
 // With [Options].Own, which the tests ask for, npm and private come before found: PostgreSQL 18 where it can be had, or else
 // the newest that is installed.

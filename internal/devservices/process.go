@@ -140,7 +140,7 @@ func forkThread(usr string, start func() error) error {
 	return <-done
 }
 
-// A server is a private server and what tells that it answers.
+// A server is a private server to start, and how to find out that it answers.
 type server struct {
 	program
 	name, mark string         // the latter is part of its command line

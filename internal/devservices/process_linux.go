@@ -13,7 +13,7 @@ import (
 func DieWithParent(attr *syscall.SysProcAttr, sig syscall.Signal) { attr.Pdeathsig = sig }
 
 // replaceUsr makes the directory usr take the place of /usr for the calling thread and its children. The thread gets a
-// mount namespace of its own, which the kernel removes when the last of them has ended, whatever has ended it.
+// mount namespace of its own, which the kernel removes when the last of them has ended, even if it was killed.
 func replaceUsr(usr string) error {
 	if usr == "" {
 		return nil

@@ -205,13 +205,13 @@ func (r *run) startEpmd(rabbit *RabbitMQ, n *rabbitNode) error {
 	return r.dir.recordProcess(p, "-port "+port)
 }
 
-// rabbitVariable chooses the version of RabbitMQ, as 4.3.
+// rabbitVariable chooses the version of RabbitMQ, such as 4.3.
 const rabbitVariable = "SAGAMILL_RABBITMQ"
 
 // ErrNoRabbitMQ reports that this machine cannot have the version of RabbitMQ that SAGAMILL_RABBITMQ asks for.
 var ErrNoRabbitMQ = errors.New("devservices: the RabbitMQ that is asked for cannot be had")
 
-// RabbitVersion returns the version of RabbitMQ that SAGAMILL_RABBITMQ asks for, as 4.3, and "" if any will do.
+// RabbitVersion returns the version of RabbitMQ that SAGAMILL_RABBITMQ asks for, such as 4.3, and "" if any will do.
 func RabbitVersion() (string, error) {
 	version := os.Getenv(rabbitVariable)
 	if version != "" && !regexp.MustCompile(`^[0-9]+\.[0-9]+$`).MatchString(version) {
@@ -275,8 +275,8 @@ func (m *RabbitMQ) Program(name string) string {
 	return ""
 }
 
-// Fork calls start, which starts one of its programs and waits for its end, on a thread whose children see what the
-// program needs.
+// Fork calls start, which starts one of its programs and waits for its end, on a thread whose children see the /usr
+// that the program needs.
 func (m *RabbitMQ) Fork(start func() error) error { return forkThread(m.usr, start) }
 
 // rabbitServers are the usual start scripts. Debian's script on PATH insists on its account, so the script that it calls
@@ -304,7 +304,8 @@ func rabbitVersion(usr string) string {
 	return strings.TrimPrefix(filepath.Base(found[0]), prefix)
 }
 
-// isVersion reports whether version, as 4.3.6, is of the release that is asked for, as 4.3. Any is if none is.
+// isVersion reports whether version, such as 4.3.6, belongs to the release asked, such as 4.3. If asked is "", each
+// version does.
 func isVersion(version, asked string) bool {
 	return asked == "" || strings.HasPrefix(version, asked+".")
 }

@@ -67,7 +67,7 @@ type run struct {
 	noInstall  bool      // the user forbids to install packages and to fetch servers
 	ways       []string  // those allowed
 	postgres   pgChoice
-	rabbit     string   // the version that is asked for, as 4.3; "": any
+	rabbit     string   // the version that is asked for, such as 4.3; "": any
 	pgEnv      []string // of a private PostgreSQL
 	pgSettings []string // likewise
 	dir        *rundir  // nil until something needs files
@@ -174,8 +174,8 @@ func (r *run) closeRun() error {
 	return errors.Join(errs...)
 }
 
-// An optionalServer is a server that tests can do without. Those that need it are skipped then. Servers that they cannot
-// do without use some of its ways.
+// An optionalServer is a server that most tests can do without; without it, those that need it are skipped. The servers
+// that no run can do without use some of its ways, too.
 type optionalServer struct {
 	variable string // the environment variable that names the server
 	none     string // its value, and the URL, for no server; "" if there is no such value

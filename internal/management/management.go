@@ -20,7 +20,7 @@ const (
 	// MaxPage is how many queues or exchanges the API returns in one page.
 	MaxPage = 500
 
-	// maxPages limits what a caller waits for: a virtual host with more queues is not read completely.
+	// maxPages limits what a caller waits for: a virtual host with more pages of exchanges is not read completely.
 	maxPages = 100
 )
 
@@ -54,7 +54,7 @@ func ParseURL(text string) (*API, error) {
 	return a, nil
 }
 
-// An Error says what is wrong with the API, and what to do. Both are sentences without capital and full stop.
+// An Error says what is wrong with the API, and what to do: two sentences without a capital and a full stop.
 type Error struct {
 	What, Advice string
 	Refused      bool // the API does not let the user read this
@@ -74,7 +74,7 @@ func IsRefused(err error) bool {
 	return errors.As(err, &e) && e.Refused
 }
 
-// errNotAPI reports an answer that the management API does not give.
+// errNotAPI reports an answer that does not look like one of the management API.
 var errNotAPI = &Error{What: "the answer of the management API cannot be read", Advice: "is it the address of RabbitMQ's management API?"}
 
 // errVHost reports a virtual host that the broker does not have.
@@ -118,7 +118,7 @@ type Policy struct {
 	Definition map[string]any `json:"definition"`
 }
 
-// ListQueues returns the queues of the virtual host, limit of them or somewhat more.
+// ListQueues returns the queues of the virtual host. After limit queues it reads no further page.
 func (a *API) ListQueues(ctx context.Context, limit int) ([]Queue, error) {
 	return listPages[Queue](ctx, a, "queues", queueColumns, limit)
 }

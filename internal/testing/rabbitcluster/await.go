@@ -38,7 +38,7 @@ true->rabbit_nodes:list_running();false->rabbit_nodes:all_running() end]))`
 // Seen returns the nodes that run, in the view of node i, which is one of them.
 func (c *Cluster) Seen(i int) ([]int, error) { return c.askNode(i, viewNodes) }
 
-// HandlesPartitions reports whether node i obeys [Options.Partitions]. RabbitMQ 4.3 does not, whatever it is told.
+// HandlesPartitions reports whether node i obeys [Options.Partitions]. RabbitMQ 4.3 ignores this setting.
 func (c *Cluster) HandlesPartitions(i int) (bool, error) {
 	out, err := c.nodes[i].Eval("erlang:function_exported(rabbit_node_monitor,partitions,0)")
 	return out == "true", err

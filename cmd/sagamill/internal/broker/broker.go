@@ -183,8 +183,8 @@ func (f *brokerFlags) findBroker(c *cli.Call) error {
 	return nil
 }
 
-// readTopology returns the topology after a check of its names. described is that of the function readTopology.
-func (f *brokerFlags) readTopology(c *cli.Call, described bool) (rabbitmq.Topology, error) {
+// readCheckedTopology returns the topology after a check of its names. described is that of [readTopology].
+func (f *brokerFlags) readCheckedTopology(c *cli.Call, described bool) (rabbitmq.Topology, error) {
 	t, err := readTopology(c, f.topology, described)
 	if err == nil {
 		_, err = t.Permissions() // checks the names
@@ -193,7 +193,7 @@ func (f *brokerFlags) readTopology(c *cli.Call, described bool) (rabbitmq.Topolo
 }
 
 // parseBroker reads the command line of a command that asks the broker about a topology. It returns
-// the broker's URL, and the topology. described is that of readTopology.
+// the broker's URL, and the topology. described is that of [readTopology].
 func parseBroker(c *cli.Call, described bool) (at string, t rabbitmq.Topology, err error) {
 	f := addBrokerFlags(c)
 	if err := c.ParseFlags(); err != nil {
@@ -202,7 +202,7 @@ func parseBroker(c *cli.Call, described bool) (at string, t rabbitmq.Topology, e
 	if err := f.findBroker(c); err != nil {
 		return "", t, err
 	}
-	t, err = f.readTopology(c, described)
+	t, err = f.readCheckedTopology(c, described)
 	return f.amqp, t, err
 }
 

@@ -73,7 +73,7 @@ func brokerCheck(ctx context.Context, c *cli.Call) error {
 	if err := c.ParseFlags(); err != nil {
 		return err
 	}
-	t, err := f.readTopology(c, true)
+	t, err := f.readCheckedTopology(c, true)
 	if err != nil {
 		return err
 	}
@@ -182,7 +182,7 @@ type state struct {
 	bound         map[string][]string // queues by exchange
 	policies      map[string]map[string]any
 	operators     map[string]map[string]any
-	readPolicies  bool // both are known
+	readPolicies  bool // policies and operators are known
 	nodes         []string
 	unchecked     []string
 }
@@ -222,7 +222,7 @@ func readState(ctx context.Context, api *management.API, t rabbitmq.Topology) (*
 	return s, s.readRestricted(ctx, api)
 }
 
-// readRestricted reads what not every user of the API may read.
+// readRestricted reads what the API may refuse to a user who may read queues.
 func (s *state) readRestricted(ctx context.Context, api *management.API) error {
 	policies, err := api.ListPolicies(ctx, false)
 	if err == nil {
@@ -252,7 +252,7 @@ func definitionsByName(policies []management.Policy) map[string]map[string]any {
 	return all
 }
 
-// atLeast reports whether the broker's version is that or a later one. A version that cannot be read is not.
+// atLeast reports whether the broker's version is major.minor or later. It is false if the version cannot be read.
 func (s *state) atLeast(major, minor int) bool {
 	parts := strings.SplitN(s.version, ".", 3)
 	if len(parts) < 2 {

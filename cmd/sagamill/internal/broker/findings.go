@@ -10,7 +10,7 @@ import (
 	"github.com/sagamill/sagamill/internal/management"
 )
 
-// What the queues of sagamill have. A policy counts more than these arguments where it asks for less.
+// What the queues of sagamill have as arguments, and the defaults. Where a policy asks for less, the policy counts.
 const (
 	ownDeliveryLimit  = 1000
 	deadDeliveryLimit = 1 << 30
