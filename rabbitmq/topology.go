@@ -70,9 +70,10 @@ const nothing = "^$"
 // calls [DeclareTopology] for all, then each service's, in the order of t. A
 // service's user is named <prefix><service>. With [ConfigOptions].Passive it
 // configures nothing, writes to the exchanges of the topics that it publishes, and
-// reads its own queues and their dead-letter queues, which RabbitMQ 4.2.6 and later
-// ask of a user who looks for them; so it can neither forge another service's messages nor read
-// them, nor change how they are routed. It does no I/O. An error is an [ErrConfig].
+// reads its own queues and their dead-letter queues: since RabbitMQ 4.2.6, a user
+// finds a queue only with some permission on it. So it can neither forge another
+// service's messages nor read them, nor change how they are routed. It does no I/O.
+// An error is an [ErrConfig].
 func (t Topology) Permissions() ([]Permissions, error) {
 	if err := t.checkNames(); err != nil {
 		return nil, err
