@@ -24,8 +24,7 @@
 // packages. These need a newer C library, so their usr takes the place of /usr in a mount namespace of the server's
 // own. The kernel unmounts it when the server has ended, even if it was killed.
 //
-// With [Options].Own, which the tests ask for, npm and private come before found: PostgreSQL 18 where it can be had, or else
-// the newest that is installed.
+// With [Options].Own, which the tests ask for, private comes before found.
 //
 // NATS is used if it is named, found or installed. It is never fetched.
 //

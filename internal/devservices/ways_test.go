@@ -118,7 +118,7 @@ func TestOrder(t *testing.T) {
 		{r.allowedWays(r.rabbitWays()), "env found private apt inproc"},
 		{r.allowedWays(r.redisWays()), "env found private apt none"},
 		{r.allowedWays(r.natsWays()), "env found private none"},
-		{own.allowedWays(own.postgresWays()), "env npm private found apt"},
+		{own.allowedWays(own.postgresWays()), "env private found npm apt"},
 		{own.allowedWays(own.natsWays()), "env private found none"},
 	} {
 		var got []string
