@@ -51,7 +51,7 @@ func TestARelayNoticesThatItHearsNothing(t *testing.T) {
 			}()
 			defer func() { cancel(); <-ended }()
 			r.signals.listening.Wait(t)
-			<-r.wake // it looks once when it begins to listen
+			<-r.wake                                                      // it looks once when it begins to listen
 			if _, err := pool.Exec(t.Context(), "SELECT 1"); err != nil { // leaves a connection in the pool, on the same path
 				t.Fatal(err)
 			}
