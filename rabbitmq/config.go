@@ -55,8 +55,8 @@ type ConfigOptions struct {
 	SingleActiveConsumer bool
 	// With Passive, publisher and subscriber declare no exchanges, queues or bindings. Exchanges, queues and bindings are
 	// made beforehand, by [DeclareTopology] or sagamill broker declare as a user with that
-	// permission. A service's own
-	// user needs no permission to configure anything; see [Topology]. A Subscriber then waits for
+	// permission. A service's own user needs no permission to configure anything; see
+	// [Topology.Permissions]. A Subscriber then waits for
 	// a missing queue, and messages to a missing exchange are refused. An exchange, queue or
 	// binding that somebody deletes is not made again. Only the Publisher notices a missing
 	// binding: its messages are [ErrUnroutable]. Default: false.
@@ -148,8 +148,8 @@ type quorumTopology struct {
 	dialer  dialer
 }
 
-// errDeadHidden reports that the user may not look for a dead-letter queue, and that the channel is closed. The queue is
-// there. It is reported once.
+// errDeadHidden reports that the user may not look for a dead-letter queue, and that the channel is closed. The queue
+// itself is there. From then on no dead-letter queue is looked for.
 var errDeadHidden = errors.New("look for dead-letter queue")
 
 // ExchangeDeclare declares an exchange, or looks for it.
@@ -210,7 +210,7 @@ func (t *quorumTopology) BuildTopology(ch *amqp.Channel, params wamqp.BuildTopol
 // ten seconds. An error of a login names user, host and virtual host. What
 // was declared before an error or a crash stays; calling again is harmless,
 // and so are concurrent calls. With [ConfigOptions].Passive it declares nothing,
-// and waits until everything but the bindings is there.
+// and waits until the queues are there.
 func DeclareTopology(ctx context.Context, cfg wamqp.Config, topics ...string) error {
 	sub, err := NewSubscriber(cfg, nil)
 	if err != nil {

@@ -109,9 +109,9 @@ func PostgresBin(ctx context.Context) (string, error) {
 	return bins[0], nil
 }
 
-// FetchPostgres fetches the version that SAGAMILL_POSTGRES asks for, 18 if it asks for none, unless it is installed. From
-// then on this process and its children have it as [PostgresBin]. Where 18 cannot be had and no version is asked for, nothing changes. The
-// caller calls remove when its servers have ended.
+// FetchPostgres fetches the version that SAGAMILL_POSTGRES asks for, 18 if it asks for none, unless it is installed. Until
+// remove is called, this process and its children have it as [PostgresBin]. If no version is asked for and 18 cannot be
+// had, a line says so, and [PostgresBin] returns what is installed. Call remove when the servers have ended.
 func FetchPostgres(ctx context.Context) (remove func() error, err error) {
 	r, err := prepareRun(&Options{})
 	if err != nil {
@@ -126,6 +126,8 @@ func FetchPostgres(ctx context.Context) (remove func() error, err error) {
 	}
 	bin, err := r.unpackPostgres(ctx)
 	if err == nil {
+		asked := os.Getenv(postgresVariable)
+		r.undoOnClose(func() error { return os.Setenv(postgresVariable, asked) })
 		err = os.Setenv(postgresVariable, bin)
 	}
 	if err != nil && r.postgres == (pgChoice{}) && ctx.Err() == nil {

@@ -81,3 +81,30 @@ func TestVersionInsteadOfNamed(t *testing.T) {
 		t.Errorf("DATABASE_URL and a version = %v, want %v and no password", err, errRefused)
 	}
 }
+
+// Without npm a version that is asked for is missing, and one that is only preferred changes nothing.
+func TestFetchPostgresWithoutNPM(t *testing.T) {
+	t.Setenv("PATH", t.TempDir())
+	t.Setenv(postgresVariable, "")
+	remove, err := FetchPostgres(t.Context())
+	if err != nil || os.Getenv(postgresVariable) != "" {
+		t.Fatalf("no version is asked for: %v, %s=%q", err, postgresVariable, os.Getenv(postgresVariable))
+	}
+	if err := remove(); err != nil {
+		t.Error(err)
+	}
+	for major := range npmVersions {
+		installed := len((pgChoice{major: major}).binDirectories(t.Context())) > 0
+		t.Setenv(postgresVariable, major)
+		remove, err := FetchPostgres(t.Context())
+		if installed != (err == nil) || !installed && !errors.Is(err, errAbsent) {
+			t.Errorf("%s is asked for, installed: %t: %v", major, installed, err)
+		}
+		if err == nil {
+			err = remove()
+		}
+		if installed && err != nil {
+			t.Error(err)
+		}
+	}
+}

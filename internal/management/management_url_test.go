@@ -14,6 +14,7 @@ func TestParseURL(t *testing.T) {
 		"http://user:password@localhost:15672/shop": true,
 		"https://user:pass%2Fword@mq.example":       true,
 		"https://watch:12/s3cret@mq.example:15672/": false,
+		"https://watch:a@b/s3cret@mq.example/":      false,
 		"https://mq.example:15672/shop":             false,
 		"https://watch:12?s3cret@mq.example:15672/": false,
 		"ftp://user:password@localhost/shop":        false,

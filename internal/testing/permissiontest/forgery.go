@@ -147,7 +147,7 @@ func (b *Broker) tryQueues(i *Intruder, self rabbitmq.Service) {
 				_, err := ch.QueueDeclare(queue, true, false, false, false, nil)
 				return err
 			})
-			if own == 0 { // what is not one's own is found by all users before RabbitMQ 4.2.6, and by none since
+			if own == 0 { // before RabbitMQ 4.2.6 a user also found the queues of others
 				i.Try(0, "look for "+queue, lookFor(queue))
 				i.Try(0, "look for "+queue+".dead", lookFor(queue+".dead"))
 			}
