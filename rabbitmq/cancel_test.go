@@ -34,6 +34,28 @@ func TestACancelledConsumerWhoseQueueIsThere(t *testing.T) {
 	}
 }
 
+// A broker that cancels a consumer and then does not say whether its queue is there has not deleted it.
+func TestACancelledConsumerWhoseQueueIsUnknown(t *testing.T) {
+	t.Parallel()
+	cfg := declared(t, "orders")
+	proxy := rabbittest.NewProxy(t, rabbittest.URL())
+	told := make(chan string, 100)
+	opts := fast()
+	opts.Logger = slog.New(slog.NewTextHandler(lines(told), nil))
+	messages, sub := subscribe(t, through(cfg, proxy.URL()), "orders", opts)
+	until(t, "the subscription is served", func() bool { served, _ := sub.Subscription("orders"); return served })
+	if err := proxy.Inject(cancelFrame(rabbitmq.ConsumerTag(t, sub))); err != nil {
+		t.Fatal(err)
+	}
+	proxy.Stall(true)
+	awaitLine(t, told, "does not say whether it is there")
+	proxy.Stall(false)
+	ackAll(t, messages, mustPublish(t, newPublisher(t, cfg, nil), "orders", 3))
+	if _, cancelled := sub.Subscription("orders"); cancelled != 0 {
+		t.Errorf("%d subscriptions count as cancelled with their queue, want none", cancelled)
+	}
+}
+
 // cancelFrame is basic.cancel on the first channel.
 func cancelFrame(tag string) []byte {
 	const method, channel, classBasic, methodCancel, noWait, end = 1, 1, 60, 30, 1, 0xce

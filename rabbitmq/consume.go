@@ -72,7 +72,7 @@ func (s *subscription) startConsumer(ctx context.Context, ch *amqp.Channel, tag 
 			return nil, explainStream(err)
 		}
 		s.declared.Do(func() { close(s.isDeclared) })
-		s.subscriber.reportDeadLetters(ctx, ch, s.topic)
+		s.subscriber.reportDead(ctx, s.topic, s.subscriber.countDead(ch, s.topic))
 	}
 	if err := ch.Qos(prefetch, 0, false); err != nil {
 		return nil, fmt.Errorf("set prefetch: %w", err)

@@ -60,7 +60,7 @@ func (s *subscription) receiveDeliveries(intake, work context.Context, cc *consu
 			leaving = leaving || s.single && s.isBlameless(cc, intervals)
 		case at := <-silent.C:
 			if s.link.hasSeveral() && !cc.conn.heardSince(at.Add(-silenceInterval)) {
-				s.checkTopology(intake, cc)
+				s.checkTopology(intake, cc, true)
 			}
 		case <-ticker.C:
 			if !delivered && room && next == nil && s.isQuiet(cc) {
@@ -69,7 +69,7 @@ func (s *subscription) receiveDeliveries(intake, work context.Context, cc *consu
 			delivered = false
 			s.sizes.lookBack()
 			leaving = leaving || s.isMisfit(cc)
-			s.checkTopology(intake, cc)
+			s.checkTopology(intake, cc, false)
 		case <-cc.gone:
 			return false
 		case <-cc.paused:
@@ -120,20 +120,26 @@ func (s *subscription) isQuiet(cc *consumerChannel) bool {
 	return !s.isKeyed() && !s.single || cc.acks.countOpen() == 0
 }
 
-// checkTopology declares the topology again in the background, where a slow broker holds up no
-// delivery. It does nothing while the check before is running.
-func (s *subscription) checkTopology(intake context.Context, cc *consumerChannel) {
+// checkTopology declares the topology again in the background, where a slow broker holds up no delivery. It does nothing
+// while the check before is running. A brief check only asks whether the node answers: others say what is wrong, and
+// what waits in the dead-letter queue, which would otherwise fill the log.
+func (s *subscription) checkTopology(intake context.Context, cc *consumerChannel, brief bool) {
 	if !s.checking.CompareAndSwap(false, true) {
 		return
 	}
 	cc.conn.work.Go(func() {
 		defer s.checking.Store(false)
-		if err := s.subscriber.declareTopic(intake, cc.conn, s.topic); err != nil && intake.Err() == nil && !cc.isOver() {
-			what := "rabbitmq: topology is not as declared"
-			if errors.Is(err, errTimeout) {
-				what = "rabbitmq: the broker does not answer a declaration of the topology"
-			}
-			s.subscriber.opts.Logger.WarnContext(intake, what, "topic", s.topic, "broker", brokerAddress(cc.conn.url), "error", err)
+		dead, err := s.subscriber.declareTopic(intake, cc.conn, s.topic)
+		logger := s.subscriber.opts.Logger.With("topic", s.topic, "broker", brokerAddress(cc.conn.url))
+		switch {
+		case intake.Err() != nil || cc.isOver():
+		case errors.Is(err, errTimeout):
+			logger.WarnContext(intake, "rabbitmq: the broker does not answer a declaration of the topology", "error", err)
+		case brief:
+		case err != nil:
+			logger.WarnContext(intake, "rabbitmq: topology is not as declared", "error", err)
+		default:
+			s.subscriber.reportDead(intake, s.topic, dead)
 		}
 	})
 }

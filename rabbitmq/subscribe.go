@@ -220,7 +220,11 @@ func (s *Subscriber) declareQueue(ctx context.Context, topic string) error {
 	defer s.calls.Done()
 	ctx, cancel := s.link.boundDial(ctx)
 	defer cancel()
-	err := s.retryUntilDone(ctx, s.link, topic, func(c *conn) error { return s.declareTopic(ctx, c, topic) })
+	err := s.retryUntilDone(ctx, s.link, topic, func(c *conn) error {
+		dead, err := s.declareTopic(ctx, c, topic)
+		s.reportDead(ctx, topic, dead)
+		return err
+	})
 	if err != nil {
 		return fmt.Errorf("rabbitmq: initialize %s: %w", topic, err)
 	}
@@ -265,23 +269,20 @@ func (s *Subscriber) retryUntilDone(ctx context.Context, l *link, topic string, 
 	}
 }
 
-// declareTopic declares the topology of topic on a new channel, which a refusal closes. It logs an
-// error if something is in the topic's dead-letter queue: nothing consumes that, and a person has
-// to look.
-func (s *Subscriber) declareTopic(ctx context.Context, c *conn, topic string) error {
-	_, err := requestOnChannel(ctx, c, func(ch *amqp.Channel) (any, error) {
+// declareTopic declares the topology of topic on a new channel, which a refusal closes. It returns how many messages are
+// in the topic's dead-letter queue.
+func (s *Subscriber) declareTopic(ctx context.Context, c *conn, topic string) (dead int, err error) {
+	return requestOnChannel(ctx, c, func(ch *amqp.Channel) (int, error) {
 		err := buildTopology(ch, s.cfg, topic)
 		if errors.Is(err, errDeadHidden) {
 			s.warnHidden(ctx, err)
-			return nil, nil
+			return 0, nil
 		}
 		if err != nil {
-			return nil, explainStream(err)
+			return 0, explainStream(err)
 		}
-		s.reportDeadLetters(ctx, ch, topic)
-		return nil, nil
+		return s.countDead(ch, topic), nil
 	})
-	return err
 }
 
 // warnHidden says that the user has the permissions that were enough before RabbitMQ 4.2.6.
@@ -289,13 +290,20 @@ func (s *Subscriber) warnHidden(ctx context.Context, err error) {
 	s.opts.Logger.WarnContext(ctx, "rabbitmq: the user may not look for dead-letter queues, so the log does not show messages in them: set the permissions that sagamill broker permissions prints, and start the service again", "error", err)
 }
 
-func (s *Subscriber) reportDeadLetters(ctx context.Context, ch *amqp.Channel, topic string) {
+// countDead returns how many messages are in the topic's dead-letter queue, 0 if that cannot be seen.
+func (s *Subscriber) countDead(ch *amqp.Channel, topic string) int {
 	if builder, ours := s.cfg.TopologyBuilder.(*quorumTopology); !ours || builder.hidden.Load() {
-		return
+		return 0
 	}
-	dead := s.cfg.Queue.GenerateName(topic) + deadSuffix
-	if q, err := ch.QueueDeclarePassive(dead, true, false, false, false, nil); err == nil && q.Messages > 0 {
-		s.opts.Logger.ErrorContext(ctx, "rabbitmq: messages that no consumer could settle are in the dead-letter queue", "queue", dead, "messages", q.Messages)
+	q, _ := ch.QueueDeclarePassive(s.cfg.Queue.GenerateName(topic)+deadSuffix, true, false, false, false, nil)
+	return q.Messages
+}
+
+// reportDead logs an error if something is in the topic's dead-letter queue: nothing consumes that, and a person has to
+// look.
+func (s *Subscriber) reportDead(ctx context.Context, topic string, dead int) {
+	if dead > 0 {
+		s.opts.Logger.ErrorContext(ctx, "rabbitmq: messages that no consumer could settle are in the dead-letter queue", "queue", s.cfg.Queue.GenerateName(topic)+deadSuffix, "messages", dead)
 	}
 }
 

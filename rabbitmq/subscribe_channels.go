@@ -140,16 +140,16 @@ func (s *subscription) runChannels(intake, base context.Context, cc *consumerCha
 		calm := s.receiveDeliveries(intake, work, cc)
 		s.state.consumers.Add(-1)
 		cause := cc.endReason()
-		s.resumes = !calm && cc.isOver()
-		if cc.wasCancelled() {
-			s.resumes = false
-			cause = s.explainCancel(intake, cc)
-		}
+		cancelled := cc.wasCancelled()
+		s.resumes = !calm && cc.isOver() && !cancelled
 		if s.isKeyed() && intake.Err() == nil || cc.isPaused() {
 			cc.closeChannel() // while it is open the next consumer, here or elsewhere, would overtake what goes back
 		}
 		s.state.pause.leaveChannel()
 		s.retireChannel(cc)
+		if cancelled {
+			cause = s.explainCancel(intake, cc)
+		}
 		if intake.Err() != nil {
 			break
 		}
@@ -191,12 +191,19 @@ func (s *subscription) logLasting(ctx context.Context, err error) {
 	s.subscriber.opts.Logger.ErrorContext(ctx, "rabbitmq: a lost subscription cannot be made again until its error is mended", "topic", s.topic, "error", err)
 }
 
-// deletionPause is how long a queue that is being deleted may still be found after its consumers were cancelled.
-const deletionPause = 500 * time.Millisecond
+const (
+	// deletionPause is how long a queue that is being deleted may still be found after its consumers were cancelled.
+	deletionPause = 500 * time.Millisecond
 
-// explainCancel says why the broker has cancelled the consumer of cc. Unless the queue is still there, it counts as
-// deleted, with what it held. Each process looks before it declares the queue again, so at least one finds it missing.
-func (s *subscription) explainCancel(ctx context.Context, cc *consumerChannel) string {
+	// explainTimeout limits how long a subscription looks for its queue before it consumes again.
+	explainTimeout = 3 * time.Second
+)
+
+// explainCancel says why the broker has cancelled the consumer of cc. A queue that is missing counts as deleted, with
+// what it held. Each process looks before it declares the queue again, so at least one finds it missing.
+func (s *subscription) explainCancel(intake context.Context, cc *consumerChannel) string {
+	ctx, cancel := context.WithTimeout(intake, explainTimeout)
+	defer cancel()
 	cfg := s.subscriber.cfg
 	look := func() error {
 		_, err := requestOnChannel(ctx, cc.conn, func(ch *amqp.Channel) (amqp.Queue, error) {
@@ -211,11 +218,8 @@ func (s *subscription) explainCancel(ctx context.Context, cc *consumerChannel) s
 	switch {
 	case err == nil:
 		return "the broker has cancelled the consumer, and its queue is there: a handler has taken longer than the consumer timeout of the broker, or the queue was deleted and declared again"
-	case ctx.Err() != nil:
-		return "consumer cancelled"
-	}
-	s.state.cancelled.Add(1)
-	if hasCode(err, amqp.NotFound) {
+	case hasCode(err, amqp.NotFound):
+		s.state.cancelled.Add(1)
 		return "the broker has cancelled the consumer, because the queue was deleted, with what it held"
 	}
 	return "the broker has cancelled the consumer, as when the queue is deleted, and does not say whether it is there: " + err.Error()

@@ -287,7 +287,7 @@ func TestCheckExplainsAnAPIThatDoesNotAnswer(t *testing.T) {
 	gone := httptest.NewServer(nil)
 	gone.Close()
 	for want, flags := range map[string][]string{
-		"the management API of the broker does not answer":             {"-management", gone.URL},
+		"the management API of the broker does not answer":             {"-management", strings.Replace(gone.URL, "//", "//watch:s3cr3t@", 1)},
 		"-management, or RABBITMQ_MANAGEMENT_URL without it: it is no": {"-management", "mq:s3cr3t:15672"},
 		"requests to \"mq.example\" are without TLS":                   {"-management", "http://watch:s3cr3t@mq.example"},
 		"-vhost is for -management":                                    {"-vhost", "shop"},
