@@ -415,7 +415,7 @@ func TestABrokerThatFailsIsASentence(t *testing.T) {
 	gone.Close()
 	f := newFixture(t, RoleViewer, func(o *Options) { o.Management = &Management{URL: gone.URL} })
 	_, text := f.get(t, "/topology")
-	contains(t, text, "The management API of the broker does not answer.")
+	contains(t, text, "The management API at 127.0.0.1:", "does not answer (dial tcp")
 	for _, address := range []string{"", "mq:15672", "ftp://mq", "https://user:s3cr3t@mq"} {
 		_, err := New([]Database{{Name: "main", Pool: f.pool}}, &Options{Management: &Management{URL: address}})
 		if err == nil || strings.Contains(err.Error(), "s3cr3t") {

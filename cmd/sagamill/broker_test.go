@@ -63,7 +63,7 @@ func TestBrokerTellsADescriptionFromATopology(t *testing.T) {
 	file := topologyFile(t, `{"service": "pay", "steps": []}`)
 	var out bytes.Buffer
 	code := run(t.Context(), []string{"broker", "permissions", "-topology", file}, &out, &out)
-	if code != 1 || !strings.Contains(out.String(), "what a service says at /topology is for sagamill broker delete and") {
+	if code != 1 || !strings.Contains(out.String(), "what a service says at /topology is for sagamill broker check, broker delete and") {
 		t.Errorf("%d %q", code, out.String())
 	}
 }

@@ -85,5 +85,5 @@ func printUsage(w io.Writer, args []string) {
 	for _, cmd := range fit {
 		fmt.Fprintf(w, "  sagamill %-24s %s\n", cmd.Words, cmd.About)
 	}
-	fmt.Fprintln(w, "\nEach command prints its flags with -h, and takes -schema NAME and -database URL (default: DATABASE_URL); most commands take several of both. init, dev, broker, topology and version need no database.")
+	fmt.Fprintln(w, "\nEach command prints its flags with -h. All but init, dev, broker, topology and version take -schema NAME and -database URL (default: DATABASE_URL), most of them several of both.")
 }

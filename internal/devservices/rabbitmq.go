@@ -36,6 +36,8 @@ func (r *run) rabbitWays() []way {
 	switch {
 	case debianSuites[r.rabbit] != "":
 		return []way{env, private, {"debian", r.debianRabbit}}
+	case r.rabbit != "" && rabbitServerPath() != "":
+		return []way{env, private} // a package would be of the version that is installed
 	case r.rabbit != "":
 		return []way{env, private, apt}
 	}

@@ -36,7 +36,7 @@ type API struct {
 }
 
 // ErrURL reports that a text is not the URL of a management API.
-var ErrURL = errors.New("it is not a URL such as http://user:password@localhost:15672/shop")
+var ErrURL = errors.New("it is not a URL with user and password, such as http://user:password@localhost:15672/shop")
 
 // ParseURL returns the API at a URL with user, password and, as its path, the virtual host. The error is [ErrURL].
 func ParseURL(text string) (*API, error) {
@@ -75,7 +75,7 @@ func IsRefused(err error) bool {
 }
 
 // errNotAPI reports an answer that does not look like one of the management API.
-var errNotAPI = &Error{What: "the answer of the management API cannot be read", Advice: "is it the address of RabbitMQ's management API?"}
+var errNotAPI = &Error{What: "the answer of the management API cannot be read", Advice: "check that its address is that of RabbitMQ's management API"}
 
 // errVHost reports a virtual host that the broker does not have.
 var errVHost = &Error{What: "the management API does not know the virtual host", Advice: "look at the name of the virtual host"}
@@ -85,7 +85,7 @@ type Queue struct {
 	Name           string         `json:"name"`
 	Type           string         `json:"type"`
 	State          string         `json:"state"`
-	Messages       int64          `json:"messages"`
+	Messages       *int64         `json:"messages"` // nil: the broker does not count, as with disabled statistics
 	Unacked        int64          `json:"messages_unacknowledged"`
 	Consumers      int            `json:"consumers"`
 	Arguments      map[string]any `json:"arguments"`
@@ -101,6 +101,14 @@ const DeadSuffix = ".dead"
 
 // IsDead reports whether q is such a queue.
 func (q Queue) IsDead() bool { return strings.HasSuffix(q.Name, DeadSuffix) }
+
+// Waiting returns how many messages the broker counts in q, 0 if it does not count.
+func (q Queue) Waiting() int64 {
+	if q.Messages == nil {
+		return 0
+	}
+	return *q.Messages
+}
 
 const queueColumns = "name,type,state,messages,messages_unacknowledged,consumers,arguments,policy,operator_policy,effective_policy_definition,members,online"
 
@@ -198,6 +206,15 @@ func listPages[T any](ctx context.Context, a *API, kind, columns string, limit i
 	}
 }
 
+// explainNoAnswer returns the cause of an error of net/http, whose text begins with the whole URL.
+func explainNoAnswer(err error) string {
+	var e *url.Error
+	if !errors.As(err, &e) {
+		return ""
+	}
+	return " (" + e.Err.Error() + ")"
+}
+
 func (a *API) escapedVHost() string {
 	if a.VHost == "" {
 		return url.PathEscape("/")
@@ -221,7 +238,7 @@ func (a *API) readAnswer(ctx context.Context, path string, absent *Error, v any)
 	client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse } // it would get the password
 	response, err := client.Do(request)
 	if err != nil {
-		return &Error{What: "the management API of the broker does not answer", Advice: "look whether the plugin rabbitmq_management runs"}
+		return &Error{What: "the management API at " + request.URL.Host + " does not answer" + explainNoAnswer(err), Advice: "look at its host and port, and whether the plugin rabbitmq_management runs"}
 	}
 	defer response.Body.Close()
 	switch response.StatusCode {

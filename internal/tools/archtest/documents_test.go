@@ -129,7 +129,7 @@ func TestCheckReadmeFacts(t *testing.T) {
 	t.Parallel()
 	readme := "| Go | 1.26 or later |\n| PostgreSQL | 14, 15 or 18 |\n| RabbitMQ | 4.3 and 3.10 |\n| watermill | v1.5.1 |\n"
 	gomod := "module m\n\ngo 1.26.0\n\nrequire github.com/ThreeDotsLabs/watermill v1.5.1\n"
-	compose := "    image: postgres:18.4\n    image: rabbitmq:4.3.3-management\n"
+	compose := "    image: postgres:18.4\n    image: rabbitmq:4.3.6-management\n"
 	makefile := "test-postgres: ## on private servers of PostgreSQL PG=14, 15 or 18; PKG narrows\n"
 	for name, tt := range map[string]struct {
 		readme, gomod, compose string
@@ -138,7 +138,7 @@ func TestCheckReadmeFacts(t *testing.T) {
 		"as it is":      {readme, gomod, compose, 0},
 		"too long":      {readme + strings.Repeat("\n", readmeLines), gomod, compose, 1},
 		"newer Go":      {readme, strings.Replace(gomod, "1.26", "1.27", 1), compose, 1},
-		"newer broker":  {readme, gomod, strings.Replace(compose, "4.3.3", "4.4.0", 1), 1},
+		"newer broker":  {readme, gomod, strings.Replace(compose, "4.3.6", "4.4.0", 1), 1},
 		"newer library": {readme, strings.Replace(gomod, "v1.5.1", "v1.6.0", 1), compose, 1},
 	} {
 		if got := checkReadmeFacts(tt.readme, tt.gomod, tt.compose, makefile); len(got) != tt.want {

@@ -11,12 +11,13 @@ func TestTheComposeFileIsWhatIsTested(t *testing.T) {
 	t.Parallel()
 	compose := mustReadRoot(t, "docker-compose.yml")
 	records := map[string]string{}
-	const cluster = "docs/chaos/cluster.txt"
-	records[cluster] = mustReadRoot(t, cluster)
+	for _, record := range []string{"docs/chaos/cluster.txt", "docs/chaos/report.txt"} {
+		records[record] = mustReadRoot(t, record)
+	}
 	for _, wrong := range checkRecords(compose, records) {
 		t.Error(wrong)
 	}
-	tags := "image: postgres:18.4\nimage: rabbitmq:4.3.3-management\n"
+	tags := "image: postgres:18.4\nimage: rabbitmq:4.3.6-management\n"
 	if got := checkRecords(tags, map[string]string{"x": "PostgreSQL 18.1 (Debian), RabbitMQ 4.3.6"}); len(got) > 0 {
 		t.Errorf("the same versions: %q", got)
 	}

@@ -66,7 +66,7 @@ func readTopology(c *cli.Call, name string, described bool) (t rabbitmq.Topology
 		known := json.NewDecoder(bytes.NewReader(text))
 		known.DisallowUnknownFields()
 		if err = known.Decode(&rabbitmq.Topology{}); err != nil {
-			err = fmt.Errorf("%w: it is not of the form %s; what a service says at /topology is for sagamill broker delete and sagamill topology asyncapi", err, topologyForm)
+			err = fmt.Errorf("%w: it is not of the form %s; what a service says at /topology is for sagamill broker check, broker delete and topology asyncapi", err, topologyForm)
 		}
 	}
 	if err == nil && len(t.Services) == 0 {

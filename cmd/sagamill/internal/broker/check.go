@@ -67,6 +67,7 @@ func listExpected(t rabbitmq.Topology) (subscriptions []subscription, exchanges 
 
 func brokerCheck(ctx context.Context, c *cli.Call) error {
 	f := addBrokerFlags(c)
+	c.Flags.Lookup("topology").Usage += "; or what a service says at /topology"
 	at := c.Flags.String("management", os.Getenv(cli.ManagementVariable), cli.ManagementUsage+"; without it, the command does not see policies, bindings and members")
 	vhost := c.Flags.String("vhost", "", "virtual host, with -management; default: that of the URL in -management, or else that of -amqp, or /")
 	asJSON := c.Flags.Bool("json", false, "print JSON, one line for each finding")
@@ -76,6 +77,9 @@ func brokerCheck(ctx context.Context, c *cli.Call) error {
 	t, err := f.readCheckedTopology(c, true)
 	if err != nil {
 		return err
+	}
+	if subscriptions, exchanges := listExpected(t); len(subscriptions)+len(exchanges) == 0 {
+		return fmt.Errorf("topology %s: its services neither publish nor listen to a topic", f.topology)
 	}
 	ctx, cancel := context.WithTimeout(ctx, cli.ReadTimeout)
 	defer cancel()
@@ -200,6 +204,9 @@ func readState(ctx context.Context, api *management.API, t rabbitmq.Topology) (*
 	queues, err := api.ListQueues(ctx, maxQueues)
 	if err != nil {
 		return nil, err
+	}
+	if len(queues) >= maxQueues {
+		return nil, fmt.Errorf("there are more than %d queues, of which this command reads no more", maxQueues-1)
 	}
 	for i := range queues {
 		s.queueOf[queues[i].Name] = &queues[i]

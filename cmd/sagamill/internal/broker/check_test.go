@@ -39,6 +39,7 @@ func newFakeAPI() *fakeAPI {
 	f.queue = object{"name": "shop.ordered.pay", "type": "quorum", "arguments": arguments(1000), "members": nodes, "online": nodes, "messages": 0}
 	f.queue["arguments"].(object)["x-dead-letter-exchange"] = ""
 	f.queue["arguments"].(object)["x-dead-letter-routing-key"] = "shop.ordered.pay.dead"
+	f.queue["arguments"].(object)["x-dead-letter-strategy"] = "at-least-once"
 	f.dead = object{"name": "shop.ordered.pay.dead", "type": "quorum", "arguments": arguments(1 << 30), "members": nodes, "online": nodes, "messages": 0}
 	f.exchanges, f.queues = []object{f.exchange}, []object{f.queue, f.dead}
 	f.bound = []object{{"destination": "shop.ordered.pay", "destination_type": "queue"}}
@@ -163,7 +164,7 @@ func TestCheckFindsWhatLosesMessages(t *testing.T) {
 			f.setPolicy(f.queue, "p", object{"expires": 3600000})
 			f.queue["operator_policy"], f.exchange["policy"], f.policies = "op", "ae", nil
 		}, []string{
-			exchange + "is changed by policy ae: the user may not read whether it has an alternate-exchange; look at the policy, or give the user the tag policymaker",
+			exchange + "is changed by policy ae: the user may not read whether it has an alternate-exchange; look at it with rabbitmqctl list_policies",
 			queue + "expires 3600000 by policy p or operator policy op: RabbitMQ deletes the queue with its messages when no consumer has used it for 1h0m; remove expires" + narrow,
 		}},
 		"expires": {func(f *fakeAPI) { f.setPolicy(f.dead, "p", object{"expires": 60000}) },
@@ -178,6 +179,18 @@ func TestCheckFindsWhatLosesMessages(t *testing.T) {
 			[]string{dead + "max-length-bytes 9 by policy p: a full queue takes no more messages that shop.ordered.pay gives up on; remove max-length-bytes" + narrow}},
 		"overflow alone": {func(f *fakeAPI) { f.setPolicy(f.queue, "p", object{"overflow": "drop-head"}) },
 			[]string{queue + "overflow drop-head by policy p: RabbitMQ can lose a message while it moves it to shop.ordered.pay.dead; remove overflow" + narrow}},
+		"no overflow": {func(f *fakeAPI) { delete(argumentsOf(f.queue), "x-overflow") },
+			[]string{queue + "overflow drop-head by RabbitMQ's default: RabbitMQ can lose a message while it moves it to shop.ordered.pay.dead; delete the queue when it is empty and run sagamill broker declare"}},
+		"no strategy": {func(f *fakeAPI) { delete(argumentsOf(f.queue), "x-dead-letter-strategy") },
+			[]string{queue + "dead-letter-strategy at-most-once by RabbitMQ's default: RabbitMQ can lose a message while it moves it to shop.ordered.pay.dead; delete the queue when it is empty and run sagamill broker declare"}},
+		"another strategy": {func(f *fakeAPI) {
+			delete(argumentsOf(f.queue), "x-dead-letter-strategy")
+			f.setPolicy(f.queue, "p", object{"dead-letter-strategy": "at-most-once"})
+		}, []string{queue + "dead-letter-strategy at-most-once by policy p: RabbitMQ can lose a message while it moves it to shop.ordered.pay.dead; remove dead-letter-strategy" + narrow}},
+		"no delivery-limit": {func(f *fakeAPI) { delete(argumentsOf(f.queue), "x-delivery-limit") },
+			[]string{queue + "delivery-limit 20 by RabbitMQ's default: the queue gives up on a message after so many deliveries, not after 1000; delete the queue when it is empty and run sagamill broker declare"}},
+		"no delivery-limit of an old broker": {func(f *fakeAPI) { f.version = "3.13.7"; delete(argumentsOf(f.queue), "x-delivery-limit") }, nil},
+		"no limit of deliveries":             {func(f *fakeAPI) { argumentsOf(f.queue)["x-delivery-limit"] = -1 }, nil},
 		"another dead-letter queue": {func(f *fakeAPI) {
 			argumentsOf(f.queue)["x-dead-letter-exchange"] = "x"
 			delete(argumentsOf(f.queue), "x-dead-letter-routing-key")
@@ -262,21 +275,26 @@ func TestCheckPrintsJSON(t *testing.T) {
 
 func TestCheckSaysWhatItDoesNotSee(t *testing.T) {
 	t.Parallel()
-	f := newFakeAPI()
-	f.nodes = nil
-	out, complaint, err := f.check(t)
-	if err != nil || out != "no problems: 2 queues, 1 exchange\n" || complaint != "sagamill: not checked: members of queues, because the user needs the tag monitoring\n" {
-		t.Errorf("it prints %q and %q, %v", out, complaint, err)
+	for want, change := range map[string]func(*fakeAPI){
+		"members of queues, because the user needs the tag monitoring":                          func(f *fakeAPI) { f.nodes = nil },
+		"messages in shop.ordered.pay.dead, because the broker does not say how many there are": func(f *fakeAPI) { delete(f.dead, "messages") },
+	} {
+		f := newFakeAPI()
+		change(f)
+		out, complaint, err := f.check(t)
+		if err != nil || out != "no problems: 2 queues, 1 exchange\n" || complaint != "sagamill: not checked: "+want+"\n" {
+			t.Errorf("it prints %q and %q, %v; want %s", out, complaint, err, want)
+		}
 	}
 }
 
 func TestCheckExplainsAnAPIThatDoesNotAnswer(t *testing.T) {
 	t.Parallel()
 	for want, change := range map[string]func(*fakeAPI){
-		"the management API refuses the user: the user needs the right password":      func(f *fakeAPI) { f.refusesAll = true },
-		"the management API does not know the virtual host":                           func(f *fakeAPI) { f.unknown = true },
-		"is it the address of RabbitMQ's management API? (virtual host my/host)":      func(f *fakeAPI) { f.foreign = true },
-		"the answer of the management API cannot be read: is it the address of Rabbi": func(f *fakeAPI) { f.version = "" },
+		"the management API refuses the user: the user needs the right password":             func(f *fakeAPI) { f.refusesAll = true },
+		"the management API does not know the virtual host":                                  func(f *fakeAPI) { f.unknown = true },
+		"check that its address is that of RabbitMQ's management API (virtual host my/host)": func(f *fakeAPI) { f.foreign = true },
+		"the answer of the management API cannot be read: check that its address is":         func(f *fakeAPI) { f.version = "" },
 	} {
 		f := newFakeAPI()
 		change(f)
@@ -287,10 +305,10 @@ func TestCheckExplainsAnAPIThatDoesNotAnswer(t *testing.T) {
 	gone := httptest.NewServer(nil)
 	gone.Close()
 	for want, flags := range map[string][]string{
-		"the management API of the broker does not answer":             {"-management", strings.Replace(gone.URL, "//", "//watch:s3cr3t@", 1)},
-		"-management, or RABBITMQ_MANAGEMENT_URL without it: it is no": {"-management", "mq:s3cr3t:15672"},
-		"requests to \"mq.example\" are without TLS":                   {"-management", "http://watch:s3cr3t@mq.example"},
-		"-vhost is for -management":                                    {"-vhost", "shop"},
+		"does not answer (dial tcp ": {"-management", strings.Replace(gone.URL, "//", "//watch:s3cr3t@", 1)},
+		"-management, or RABBITMQ_MANAGEMENT_URL without it: it is not a URL with user": {"-management", "mq:s3cr3t:15672"},
+		"requests to \"mq.example\" are without TLS":                                    {"-management", "http://watch:s3cr3t@mq.example"},
+		"-vhost is for -management":                                                     {"-vhost", "shop"},
 	} {
 		if out, _, err := runCheck(t, flags...); out != "" || !strings.Contains(fmt.Sprint(err), want) {
 			t.Errorf("%v: it prints %q, %v; want %s", flags, out, err, want)

@@ -17,6 +17,7 @@ const (
 
 	defaultConsumerTimeout     = 30 * time.Minute // of RabbitMQ
 	defaultDisconnectedTimeout = time.Minute      // of RabbitMQ since 4.3
+	defaultDeliveryLimit       = 20               // of RabbitMQ since 4.0
 	shortDisconnect            = 5 * time.Second  // a wait that disturbs nobody
 	fullMembers                = 3                // of a quorum queue
 )
@@ -66,12 +67,21 @@ func (s *state) judge() *report {
 			s.judgeDeadLettering(r, q, sub)
 			s.judgeConsumers(r, q)
 			s.judgeMembers(r, q)
-			if q.IsDead() && q.Messages > 0 {
-				r.add(deadMessages(name, int(q.Messages)))
-			}
+			s.judgeContent(r, q)
 		}
 	}
 	return r
+}
+
+// judgeContent finds messages in a dead-letter queue.
+func (s *state) judgeContent(r *report, q *management.Queue) {
+	switch {
+	case !q.IsDead():
+	case q.Messages == nil:
+		r.unchecked = append(r.unchecked, "messages in "+cli.FormatCell(q.Name)+", because the broker does not say how many there are")
+	case *q.Messages > 0:
+		r.add(deadMessages(q.Name, int(*q.Messages)))
+	}
 }
 
 func (s *state) judgeExchange(r *report, e *management.Exchange) {
@@ -88,7 +98,7 @@ func (s *state) judgeExchange(r *report, e *management.Exchange) {
 	}
 	const key = "alternate-exchange"
 	if to, ok := e.Arguments[key].(string); ok {
-		r.add(finding{object, key + " " + cli.FormatCell(to), "its argument", effect, "delete the exchange and " + declareAction})
+		r.add(finding{object, key + " " + cli.FormatCell(to), byArgument, effect, "delete the exchange and " + declareAction})
 		return
 	}
 	if e.Policy == "" {
@@ -96,7 +106,7 @@ func (s *state) judgeExchange(r *report, e *management.Exchange) {
 	}
 	by := "policy " + cli.FormatCell(e.Policy)
 	if !s.readPolicies {
-		r.add(finding{object, "is changed", by, "the user may not read whether it has an " + key, "look at the policy, or give the user the tag policymaker"})
+		r.add(finding{object, "is changed", by, "the user may not read whether it has an " + key, "look at it with rabbitmqctl list_policies"})
 	} else if to, ok := s.policies[e.Policy][key].(string); ok {
 		r.add(finding{object, key + " " + cli.FormatCell(to), by, effect, s.changePolicy(action)})
 	}
@@ -106,6 +116,12 @@ func (s *state) judgeExchange(r *report, e *management.Exchange) {
 func (s *state) changePolicy(what string) string {
 	return what + " from the policy, or change its pattern so that it does not match"
 }
+
+// Who has set a setting, other than policies.
+const (
+	byArgument        = "its argument"
+	defaultOfRabbitMQ = "RabbitMQ's default"
+)
 
 // A setting is a value that counts for a queue, and who has set it.
 type setting struct {
@@ -134,7 +150,7 @@ func (s *state) policySetting(q *management.Queue, key string) (setting, bool) {
 // argumentSetting returns what the declaration of q sets for key.
 func argumentSetting(q *management.Queue, key string) (setting, bool) {
 	value, ok := q.Arguments["x-"+key]
-	return setting{value, "its argument"}, ok
+	return setting{value, byArgument}, ok
 }
 
 // argumentOrPolicy returns the setting of a key whose argument counts more than a policy.
@@ -158,7 +174,7 @@ func (s *state) leastSetting(q *management.Queue, key string) (least float64, by
 
 // actionFor returns what to do about key, which by has set on q.
 func (s *state) actionFor(key, by string) string {
-	if by == "its argument" {
+	if by == byArgument || by == defaultOfRabbitMQ {
 		return "delete the queue when it is empty and " + declareAction
 	}
 	return s.changePolicy("remove " + key)
@@ -200,7 +216,7 @@ func (s *state) judgeLength(r *report, q *management.Queue) {
 		overflow, ok = argumentSetting(q, "overflow")
 	}
 	if !ok {
-		overflow = setting{"drop-head", "default"}
+		overflow = setting{"drop-head", defaultOfRabbitMQ}
 	}
 	drops := overflow.value != "reject-publish"
 	limited := false
@@ -216,9 +232,19 @@ func (s *state) judgeLength(r *report, q *management.Queue) {
 			r.add(finding{nameQueue(q.Name), fmt.Sprintf("%s %.0f", key, n), by, effect, s.actionFor(key, by)})
 		}
 	}
-	if drops && ok && !limited && !q.IsDead() {
-		effect := "RabbitMQ can lose a message while it moves it to " + cli.FormatCell(q.Name+management.DeadSuffix)
+	if q.IsDead() || q.Type != "quorum" {
+		return // it dead-letters nothing, or has no choice
+	}
+	strategy, ok := s.argumentOrPolicy(q, "dead-letter-strategy")
+	if !ok {
+		strategy = setting{"at-most-once", defaultOfRabbitMQ}
+	}
+	effect := "RabbitMQ can lose a message while it moves it to " + cli.FormatCell(q.Name+management.DeadSuffix)
+	if drops && !limited {
 		r.add(finding{nameQueue(q.Name), fmt.Sprintf("overflow %v", overflow.value), overflow.by, effect, s.actionFor("overflow", overflow.by)})
+	}
+	if strategy.value != "at-least-once" {
+		r.add(finding{nameQueue(q.Name), fmt.Sprintf("dead-letter-strategy %v", strategy.value), strategy.by, effect, s.actionFor("dead-letter-strategy", strategy.by)})
 	}
 }
 
@@ -228,7 +254,11 @@ func (s *state) judgeDeadLettering(r *report, q *management.Queue, sub subscript
 	if q.IsDead() {
 		limit, effect = deadDeliveryLimit, "the queue drops a message that is given back so often; its own limit is %.0f"
 	}
-	if n, by, ok := s.leastSetting(q, "delivery-limit"); ok && n < limit {
+	n, by, ok := s.leastSetting(q, "delivery-limit")
+	if _, set := s.argumentOrPolicy(q, "delivery-limit"); !set && q.Type == "quorum" && s.atLeast(4, 0) {
+		n, by, ok = defaultDeliveryLimit, defaultOfRabbitMQ, true
+	}
+	if ok && n < limit {
 		r.add(finding{nameQueue(q.Name), fmt.Sprintf("delivery-limit %.0f", n), by, fmt.Sprintf(effect, limit), s.actionFor("delivery-limit", by)})
 	}
 	if q.IsDead() {
@@ -239,7 +269,7 @@ func (s *state) judgeDeadLettering(r *report, q *management.Queue, sub subscript
 		set, ok := s.argumentOrPolicy(q, key)
 		switch {
 		case !ok:
-			r.add(finding{nameQueue(q.Name), "has no " + key, "", "a message that the queue gives up on may be lost", s.actionFor(key, "its argument")})
+			r.add(finding{nameQueue(q.Name), "has no " + key, "", "a message that the queue gives up on may be lost", s.actionFor(key, byArgument)})
 		case set.value != own.value:
 			effect := "a message that the queue gives up on does not go to " + cli.FormatCell(sub.dead)
 			r.add(finding{nameQueue(q.Name), key + " " + cli.FormatCell(fmt.Sprint(set.value)), set.by, effect, s.actionFor(key, set.by)})
@@ -263,7 +293,7 @@ func (s *state) judgeConsumers(r *report, q *management.Queue) {
 	)
 	set, ok := s.argumentOrPolicy(q, key)
 	if !ok && q.Type == "quorum" && s.atLeast(4, 3) {
-		set, ok = setting{float64(defaultDisconnectedTimeout.Milliseconds()), "RabbitMQ's default"}, true
+		set, ok = setting{float64(defaultDisconnectedTimeout.Milliseconds()), defaultOfRabbitMQ}, true
 	}
 	if n, isNumber := set.value.(float64); ok && isNumber && n > float64(shortDisconnect.Milliseconds()) {
 		effect := "after a node has died, the messages of its consumers wait for " + formatMillis(n)
