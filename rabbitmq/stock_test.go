@@ -44,7 +44,7 @@ type stockRow struct {
 var stockRows = []stockRow{
 	{
 		name:  "W1 a failed message on a quorum queue",
-		stock: redeliverFromQuorumQueue, wantStock: "handled once, delivered 50 times", wantOurs: "handled again",
+		stock: redeliverFromQuorumQueue, wantStock: "handled once, delivered 15 times", wantOurs: "handled again",
 	},
 	{
 		name:  "W2 an exchange without a queue",

@@ -125,7 +125,11 @@ func TestRabbitVersion(t *testing.T) {
 
 // Only a server of the version that is asked for is started, and none that runs already is used.
 func TestRabbitOfAVersion(t *testing.T) {
-	for version, want := range map[string]string{"4.3": "env private debian", "4.0": "env private debian", "3.10": "env private apt"} {
+	packaged := "env private apt"
+	if rabbitServerPath() != "" {
+		packaged = "env private" // apt-get would install what is there already
+	}
+	for version, want := range map[string]string{"4.3": "env private debian", "4.0": "env private debian", "3.10": packaged} {
 		var got []string
 		for _, w := range (&run{rabbit: version}).rabbitWays() {
 			got = append(got, w.name)
