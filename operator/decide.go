@@ -207,22 +207,24 @@ func (n *Instances) moveRow(ctx context.Context, db sagarow.Querier, plans *plan
 }
 
 // retrySteps applies a retry of the step of e, or of all steps that are stuck or wait. It leaves a step alone whose
-// message is a dead letter at the participant.
+// message is a dead letter at the participant, which ignores copies, unless the participant could not read the message.
 func retrySteps(m *machine.Machine, p *machine.Progress, e machine.Event) error {
 	var others []int
-	dead := ""
+	dead, unread := "", false
 	for id := 1; id <= len(p.Steps); id++ {
 		s := &p.Steps[id-1]
 		switch {
 		case e.Step != 0 && e.Step != id:
-		case (s.State == machine.Stuck && s.Doubt || s.State == machine.UndoStuck && m.Step(id).Undo != machine.Local) && isDeadLetter(s.Reason) && !isUnread(s.Reason):
+		case (s.Held || s.State == machine.Stuck && s.Doubt || s.State == machine.UndoStuck && m.Step(id).Undo != machine.Local) && isDeadLetter(s.Reason) && !isUnread(s.Reason):
 			dead = m.Step(id).Name
+		case s.Held && isUnread(s.Reason):
+			unread, others = true, append(others, id)
 		case slices.Contains([]machine.State{machine.Stuck, machine.UndoStuck, machine.Waiting, machine.UndoWaiting}, s.State):
 			others = append(others, id)
 		}
 	}
 	switch {
-	case dead == "":
+	case dead == "" && !unread:
 		return m.Apply(p, e)
 	case len(others) == 0:
 		return fmt.Errorf("%w: the message of step %s is a dead letter at the participant, which must be redriven there; if the participant has lost it, retry this step of this saga alone", ErrRefused, dead)

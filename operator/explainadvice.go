@@ -11,7 +11,7 @@ import (
 	"github.com/sagamill/sagamill/internal/celltext"
 )
 
-// adviseStep returns the commands that could free a stuck step. where is the finding about the step's
+// adviseStep returns the commands that could free a stuck or held step. where is the finding about the step's
 // message.
 func (q *inquiry) adviseStep(s *SagaPart, t *Timeline, step *TimelineStep, where Finding) string {
 	skip := func() string { return q.formatVerb(s, t, "skip", step) }
@@ -31,7 +31,7 @@ func (q *inquiry) adviseStep(s *SagaPart, t *Timeline, step *TimelineStep, where
 	return "a person decides: " + q.nameVerb("sagamill saga ", "") + listVerbs(t, step)
 }
 
-// isDeadLetter reports whether a step is stuck because its message became a dead letter of a participant: reason is that of
+// isDeadLetter reports whether a step is stuck or held because its message became a dead letter of a participant: reason is that of
 // the step.
 func isDeadLetter(reason string) bool {
 	return strings.HasPrefix(reason, "dead letter, ")

@@ -155,7 +155,11 @@ func (q *inquiry) findStep(s *SagaPart, t *Timeline, step *TimelineStep) (f Find
 	case StepStuck, StepUndoStuck:
 		f = q.findStuckStep(s, t, step, name)
 	case StepRunning, StepUndoing:
-		f = q.findAwaitedStep(s, t, step, name)
+		if step.Held {
+			f = q.findStuckStep(s, t, step, name)
+		} else {
+			f = q.findAwaitedStep(s, t, step, name)
+		}
 		if !step.Due.IsZero() && t.Paused {
 			f.Text += "; its deadline, " + celltext.FormatTime(step.Due) + ", does not pass while the saga is paused"
 		} else if !step.Due.IsZero() {
@@ -169,18 +173,22 @@ func (q *inquiry) findStep(s *SagaPart, t *Timeline, step *TimelineStep) (f Find
 	return f, true
 }
 
-// findStuckStep returns why a step is stuck, and the commands that could free it.
+// findStuckStep returns why a step is stuck or held, and the commands that could free it.
 func (q *inquiry) findStuckStep(s *SagaPart, t *Timeline, step *TimelineStep, name string) Finding {
-	what := "stuck: " + name
-	if step.State == StepUndoStuck {
-		what = "stuck: the compensation of " + name
+	f := Finding{What: "stuck", Since: celltext.FormatMoment(step.Sent)}
+	switch {
+	case step.Held:
+		f.What, f.Text = "held", "needs an operator: "+name+": "+step.Reason
+	case step.State == StepUndoStuck:
+		f.Text = "stuck: the compensation of " + name + ": " + step.Reason
+	default:
+		f.Text = "stuck: " + name + ": " + step.Reason
 	}
-	f := Finding{What: "stuck", Since: celltext.FormatMoment(step.Sent), Text: what + ": " + step.Reason}
 	if step.InDoubt {
 		f.Text += "; what it has done is not known"
 	}
 	var where Finding
-	if (step.InDoubt || step.State == StepUndoStuck) && (step.Type != "" || t.PlanProblem != "") { // a local step has no message
+	if (step.InDoubt || step.Held || step.State == StepUndoStuck) && (step.Type != "" || t.PlanProblem != "") { // a local step has no message
 		before := q.commands
 		where = q.traceStep(s, t, step)
 		if where.What != unrecorded || !isDeadLetter(step.Reason) { // a schema here has recorded it

@@ -302,7 +302,7 @@ type WaitsFor string
 // What an instance can wait for.
 const (
 	WaitsForPerson       WaitsFor = "person"       // a step is stuck, or the instance is paused: decide about it
-	WaitsForParticipant  WaitsFor = "participant"  // a person decides at the participant, about its dead letter
+	WaitsForParticipant  WaitsFor = "participant"  // its message is a dead letter at the participant
 	WaitsForReply        WaitsFor = "reply"        // of a participant; if it comes too late, the instance hangs
 	WaitsForNested       WaitsFor = "nested saga"  // which is another instance
 	WaitsForAttempt      WaitsFor = "next attempt" // at DueAt

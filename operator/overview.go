@@ -222,7 +222,7 @@ const (
 	ProblemOrchestrator ProblemKind = "orchestrator" // an instance has been due for too long
 	ProblemStuck        ProblemKind = "saga-stuck"   // an instance is stuck
 	ProblemPaused       ProblemKind = "saga-paused"  // a person has paused an instance, and nobody has resumed it
-	ProblemHeld         ProblemKind = "saga-held"    // an instance waits for a decision at a participant
+	ProblemHeld         ProblemKind = "saga-held"    // an instance waits for a dead letter at a participant
 	ProblemUnknown      ProblemKind = "unknown"      // the outcome of a request is unknown, and waits for a decision
 )
 
@@ -273,7 +273,7 @@ func (s *SchemaStatus) Problems() (all []Problem) {
 		add(g.Overdue > duePatience, ProblemOrchestrator, 0, g.Overdue)
 		add(g.Stuck > 0, ProblemStuck, g.Stuck, g.OldestStuck)
 		add(g.Paused > 0, ProblemPaused, g.Paused, g.OldestPaused)
-		add(g.Held > 0, ProblemHeld, g.Held, 0)
+		add(g.Held > 0, ProblemHeld, g.Held, g.OldestHeld)
 	}
 	if r := s.Requests; r != nil {
 		add(r.Unknown > 0, ProblemUnknown, r.Unknown, r.OldestUnknown)

@@ -83,13 +83,13 @@ func TestOverviewOfASchemaInTrouble(t *testing.T) {
 	if err != nil || len(some) != 1 || some[0].Outbox == nil || some[0].Inbox != nil || some[0].Sagas != nil || some[0].Requests != nil || len(some[0].Parts) != 4 {
 		t.Errorf("the outbox alone: %+v, %v", some, err)
 	}
-	sagas := &saga.Stats{Running: 2, Compensating: 1, Paused: 1, Stuck: 1, Held: 1, OldestStuck: 6 * time.Hour, OldestPaused: 6 * time.Hour, Silent: 6 * time.Hour, Overdue: 7 * time.Minute}
+	sagas := &saga.Stats{Running: 2, Compensating: 1, Paused: 1, Stuck: 1, Held: 1, OldestHeld: 6 * time.Hour, OldestStuck: 6 * time.Hour, OldestPaused: 6 * time.Hour, Silent: 6 * time.Hour, Overdue: 7 * time.Minute}
 	if diff := gocmp.Diff(sagas, s.Sagas, near); diff != "" {
 		t.Errorf("sagas, -want +got:\n%s", diff)
 	}
 	problems := []Problem{
 		{ProblemSweeper, 0, 8 * time.Hour}, {ProblemRelay, 1, time.Hour}, {ProblemRefused, 1, 0}, {ProblemOutboxDead, 2, 3 * time.Hour}, {ProblemConsumer, 1, 10 * time.Minute}, {ProblemDead, 2, 5 * time.Hour},
-		{ProblemOrchestrator, 0, 7 * time.Minute}, {ProblemStuck, 1, 6 * time.Hour}, {ProblemPaused, 1, 6 * time.Hour}, {ProblemHeld, 1, 0},
+		{ProblemOrchestrator, 0, 7 * time.Minute}, {ProblemStuck, 1, 6 * time.Hour}, {ProblemPaused, 1, 6 * time.Hour}, {ProblemHeld, 1, 6 * time.Hour},
 		{ProblemUnknown, 2, 9 * time.Hour},
 	}
 	got := slices.DeleteFunc(s.Problems(), func(n Problem) bool { return n.Kind == ProblemTransaction }) // of whichever test

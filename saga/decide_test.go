@@ -375,10 +375,10 @@ func TestRetryLeavesDeadLettersAlone(t *testing.T) {
 	})
 	d.participate(d.booking("pay"), d.booking("ticket"), mail)
 	start(d.place, def, "k", trip{Item: "no ticket"})
-	d.sees(outermost, "pay done, ticket stuck, mail stuck")
+	d.sees(outermost, "pay done, ticket stuck, mail held")
 	d.must("k", operator.VerbRetry, "")
 	d.sent("ticket.book", 4)
-	got := d.sees(outermost, "pay done, ticket stuck, mail stuck")
+	got := d.sees(outermost, "pay done, ticket stuck, mail held")
 	if s := got.Steps[len(got.Steps)-1]; s.Name != "mail" || s.Attempt != 1 || !strings.HasPrefix(s.Reason, "dead letter, terminal") || got.Status != saga.StatusStuck {
 		t.Errorf("%s, mail %+v, want it as it was", got.Status, s)
 	}
@@ -409,16 +409,16 @@ func TestRetryOfAFaultBesideADeadLetter(t *testing.T) {
 	d.mute("ticket")
 	d.participate(d.booking("pay"), d.step("mail", func(bool) error { return consumer.Terminal(errors.New("no such table")) }))
 	start(d.place, def, "k", trip{Item: "x"})
-	d.sees(outermost, "pay done, ticket running, mail stuck")
+	d.sees(outermost, "pay done, ticket running, mail held")
 	d.exec(`UPDATE {schema}.saga SET state = '[]', due_at = clock_timestamp()`)
 	d.faulty("k")
 	d.exec(`UPDATE {schema}.saga SET state = '{"item":"x"}'`)
 	d.must("k", operator.VerbRetry, "")
-	if got := d.get("k"); got.Fault != "" || states(got) != "pay done, ticket running, mail stuck" {
+	if got := d.get("k"); got.Fault != "" || states(got) != "pay done, ticket running, mail held" {
 		t.Errorf("fault %q, %s", got.Fault, states(got))
 	}
 	d.open["ticket"]()
-	d.sees(outermost, "pay done, ticket done, mail stuck")
+	d.sees(outermost, "pay done, ticket done, mail held")
 }
 
 // A participant that could not read a command has recorded nothing, so that a copy runs.
@@ -435,7 +435,7 @@ func TestRetryOfACommandThatCouldNotBeRead(t *testing.T) {
 	})
 	d.participate(pays)
 	start(d.place, def, "k", trip{Item: "x"})
-	d.sees(outermost, "pay stuck")
+	d.sees(outermost, "pay held")
 	knowsNewRequests.Store(true)
 	d.must("k", operator.VerbRetry, "")
 	d.until("k", saga.StatusCompleted)

@@ -36,11 +36,21 @@ type Step[S any] struct {
 	When func(s *S) bool
 
 	// Deadline is the longest wait for the reply to the command of the step. Allow for the queue, for the participant's
-	// retries and, unless its step is Single, for the batch that the command is handled in. After the deadline the saga
-	// compensates, this step included, since its effect is not known; the pivot, and a step behind it, is stuck instead.
+	// retries and, unless its step is Single, for the batch that the command is handled in. OnDeadline says what follows.
 	// It is at most ten years, and a Local cannot have one. Default: none; without a reply, the step is stuck after
 	// [Options].Patience.
 	Deadline time.Duration
+
+	// OnDeadline is [Undo] or [Wait]. With Undo the saga compensates after the Deadline, this step included, since its
+	// effect is not known. With Wait it goes on waiting, and the reply counts whenever it comes. Default: Undo before the
+	// pivot; the pivot, and a step behind it, is stuck instead, and cannot have Undo.
+	OnDeadline Policy
+
+	// OnDeadLetter is what follows if the command of a [Remote] becomes a dead letter of its participant. With [Wait]
+	// the saga waits for a redrive, at most until the Deadline; it compensates nothing, because a provider that is down
+	// is no decision of the business. With [Undo], which a step from the pivot on cannot have, it compensates at once,
+	// this step included. A letter of [consumer.Park] waits in any case. Default: Wait.
+	OnDeadLetter Policy
 
 	// If a participant or a nested saga rejects the step, Retry limits the number of attempts; each attempt is a new
 	// command with its own number. For a Local, Retry limits the attempts after errors. Default: one attempt; if Do is
@@ -50,6 +60,16 @@ type Step[S any] struct {
 	// so UndoRetry is an error there. Default: 10 attempts.
 	UndoRetry Retry
 }
+
+// A Policy says what a saga does after something that is no decision of a participant. It may change without a new
+// version: the process that moves an instance follows its own definition.
+type Policy = machine.Policy
+
+// The policies.
+const (
+	Undo = machine.PolicyUndo // compensate, the step included
+	Wait = machine.PolicyWait // for the participant's reply
+)
 
 // A Retry limits the attempts at a step. The wait before the next attempt is Base, doubled after each, at most Cap.
 type Retry struct {
@@ -79,7 +99,7 @@ type Definition[S any] struct {
 
 // Define returns the definition of a saga whose instances have a state of type S, stored as JSON of at most 1 MiB.
 // Raise the version whenever the steps change: an instance keeps the version that it began with, so a binary has to
-// know every version that is still live. Deadlines, retries and functions may change without a new version.
+// know every version that is still live. Deadlines, retries, policies and functions may change without a new version.
 //
 // A name has at most 50 bytes. There are at most 100 steps, those of nested sagas not counted. Steps are at most
 // 8 levels deep, sagas within sagas 3.
@@ -159,7 +179,7 @@ func (d *Definition[S]) Name() string { return d.flow.Name() }
 func (d *Definition[S]) Version() int { return d.flow.Version() }
 
 // Hash returns a digest of the plan: two definitions with the same name, version and steps have the same, in any
-// process. Deadlines, retries and functions are not in it.
+// process. Deadlines, retries, policies and functions are not in it.
 func (d *Definition[S]) Hash() string { return d.flow.Machine.Plan().Hash() }
 
 func (d *Definition[S]) compiledFlow() *flow.Flow { return d.flow }

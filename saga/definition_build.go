@@ -30,7 +30,8 @@ func (b *builder[S]) buildStepNodes(steps []Step[S]) ([]machine.Node, error) {
 func (b *builder[S]) buildStepNode(s *Step[S]) (machine.Node, error) {
 	n := machine.Node{
 		Name: s.Name, Kind: s.Do.kind, Topic: s.Do.Topic, Type: s.Do.Type, Pivot: s.Pivot, Conditional: s.When != nil,
-		Deadline: s.Deadline, Retry: machine.Retry(s.Retry), UndoRetry: machine.Retry(s.UndoRetry),
+		Deadline: s.Deadline, OnDeadline: s.OnDeadline, OnDeadLetter: s.OnDeadLetter,
+		Retry: machine.Retry(s.Retry), UndoRetry: machine.Retry(s.UndoRetry),
 		Undo: s.Undo.kind, UndoTopic: s.Undo.Topic, UndoType: s.Undo.Type,
 		ContentType: contentTypeOf(s.Do.Codec), UndoContentType: contentTypeOf(s.Undo.Codec),
 	}

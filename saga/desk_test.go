@@ -124,7 +124,11 @@ func states(t operator.Timeline) string {
 	var all []string
 	for _, s := range t.Steps {
 		if s.Number > 0 {
-			all = append(all, s.Name+" "+string(s.State))
+			state := string(s.State)
+			if s.Held {
+				state = "held"
+			}
+			all = append(all, s.Name+" "+state)
 		}
 	}
 	return strings.Join(all, ", ")

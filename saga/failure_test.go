@@ -51,10 +51,9 @@ func TestADeadlineUndoesWhatMayHaveBeenDone(t *testing.T) {
 	}
 }
 
-// A command that becomes a dead letter fails its step, and its compensation is a
-// dead letter too unless it may cancel what is parked: then the saga is stuck, and goes on
-// when a person has seen to both.
-func TestADeadLetterOfAParticipantFailsItsStep(t *testing.T) {
+// With OnDeadLetter a dead letter compensates. The compensation is a dead letter too unless it may cancel what is parked:
+// then the saga is stuck, and goes on when an operator has redriven both.
+func TestADeadLetterThatCompensates(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
 		cancel bool
@@ -67,7 +66,9 @@ func TestADeadLetterOfAParticipantFailsItsStep(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			p := newPlace(t)
-			d := saga.Must(saga.Define("trip", 1, book("flight"), book("hotel")))
+			step := book("hotel")
+			step.OnDeadLetter = saga.Undo
+			d := saga.Must(saga.Define("trip", 1, book("flight"), step))
 			p.orchestrate(nil, d)
 			hotel := p.booking("hotel")
 			var mended atomic.Bool

@@ -79,6 +79,74 @@ func TestASagaWaitsForAPersonAtAParticipant(t *testing.T) {
 	}
 }
 
+// A dead letter of a participant decides nothing: the saga waits however long, the branch beside it goes on, and a redrive
+// leads forward. Nothing is undone.
+func TestADeadLetterWaits(t *testing.T) {
+	t.Parallel()
+	p := newPlace(t)
+	both := saga.Must(saga.Define("trip", 1, saga.Step[trip]{Name: "both", All: []saga.Step[trip]{
+		book("hotel"), {Name: "way", Seq: []saga.Step[trip]{book("flight"), book("car")}},
+	}}))
+	mute := saga.Must(saga.Define("mute", 1, book("mute")))
+	p.silence("mute.book")
+	o := p.orchestrate(&saga.Options{Patience: time.Second, HousekeepPoll: 20 * time.Millisecond}, both, mute)
+	var mended atomic.Bool
+	p.participate(p.booking("flight"), p.booking("car"), p.failingOnce("hotel", &mended, func(pgx.Tx, consumer.Emit) error {
+		return consumer.Terminal(errors.New("503"))
+	}))
+	start(p, both, "k", trip{Item: "x"})
+	p.await("the branch beside the dead letter has gone on", func() bool { return p.effects("k") == "[flight car]" })
+	p.await("the saga is held", func() bool {
+		stats, err := o.Stats(t.Context())
+		return err == nil && stats.Held == 1 && stats.OldestHeld > 0
+	})
+	start(p, mute, "later", trip{})
+	p.until("later", saga.StatusStuck) // the patience with the dead letter would be over, too
+	if p.status("k") != saga.StatusRunning {
+		t.Errorf("the saga is %s, want %s", p.status("k"), saga.StatusRunning)
+	}
+	mended.Store(true)
+	p.redriveAll()
+	p.until("k", saga.StatusCompleted)
+	if got := p.effects("k"); got != "[flight car hotel]" {
+		t.Errorf("effects %s", got)
+	}
+}
+
+// A deadline passes for a dead letter as for any reply. It compensates, or the saga goes on waiting.
+func TestADeadLetterWhoseDeadlinePasses(t *testing.T) {
+	t.Parallel()
+	for policy, want := range map[saga.Policy]string{saga.Undo: "[flight no flight]", saga.Wait: "[flight hotel]"} {
+		t.Run(string(policy), func(t *testing.T) {
+			t.Parallel()
+			p := newPlace(t)
+			hotel := book("hotel")
+			hotel.Deadline, hotel.OnDeadline = time.Second, policy
+			d := saga.Must(saga.Define("trip", 1, book("flight"), hotel))
+			p.orchestrate(&saga.Options{TimerPoll: soon}, d)
+			var mended atomic.Bool
+			step := p.failingOnce("hotel", &mended, func(pgx.Tx, consumer.Emit) error { return consumer.Terminal(errors.New("503")) })
+			step.CancelParked = true
+			p.participate(p.booking("flight"), step)
+			start(p, d, "k", trip{Item: "x"})
+			if policy == saga.Undo {
+				reason := p.until("k", saga.StatusCompensated)
+				if want := "step hotel: dead letter, terminal: 503, no reply within 1s"; reason != want {
+					t.Errorf("reason %q, want %q", reason, want)
+				}
+			} else {
+				p.untilSQL("k", "reason = 'step hotel: dead letter, terminal: 503, no reply within 1s'")
+				mended.Store(true)
+				p.redriveAll()
+				p.until("k", saga.StatusCompleted)
+			}
+			if got := p.effects("k"); got != want {
+				t.Errorf("effects %s, want %s", got, want)
+			}
+		})
+	}
+}
+
 // A message that the outbox refuses is a mistake, and no outcome of the business: the step is stuck, nothing is
 // compensated, and after the mend a redrive completes the saga.
 func TestAnInvalidMessageCompensatesNothing(t *testing.T) {

@@ -138,12 +138,12 @@ func (h *housekeeper) overdueEvents(ctx context.Context, t *transition) ([]flow.
 }
 
 // findUnanswered returns the steps that were sent at least Patience ago, have no deadline, and wait for no nested
-// instance that will answer.
+// instance that will answer. A held step has an answer: its dead letter waits at the participant.
 func (h *housekeeper) findUnanswered(ctx context.Context, db sagarow.Querier, m *machine.Machine, i *flow.Instance, now machine.Millis) (steps []int, err error) {
 	for id := 1; id <= m.Steps(); id++ {
 		s := &i.Progress.Steps[id-1]
 		undo := s.State == machine.Undoing
-		if s.State != machine.InFlight && !undo || s.Due > 0 || now-s.Sent < machine.MillisOf(h.patience) {
+		if s.State != machine.InFlight && !undo || s.Held || s.Due > 0 || now-s.Sent < machine.MillisOf(h.patience) {
 			continue
 		}
 		waits := false

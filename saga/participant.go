@@ -32,10 +32,10 @@ const HeaderReplyTo = flow.HeaderReplyTo
 // message is a dead letter of the participant, so that its effect is not known. The first 500 bytes of a reason are
 // kept.
 //
-// Two outcomes of an action, both with a "reason", compensate nothing. After "held" the saga waits until the
-// step's deadline for a person to decide at the participant ([consumer.Park]). After "broken" the step is stuck: the
-// participant has a mistake, such as a message that the outbox refuses ([outbox.ErrInvalid]). In both cases a redrive
-// at the participant leads to another reply.
+// After "failed" the saga waits for a redrive of the dead letter, which leads to another reply, or for the step's
+// deadline. Only [Step].OnDeadLetter lets it compensate. An action has two more outcomes, both with a "reason".
+// "held" is a dead letter that asks for an operator ([consumer.Park]); it waits in any case. "broken" is a mistake in
+// the participant, such as a message that the outbox refuses ([outbox.ErrInvalid]): the step is stuck.
 const (
 	TypeReply  = flow.TypeReply  // from a participant
 	TypeRevoke = flow.TypeRevoke // from the orchestrator of the saga around a nested one

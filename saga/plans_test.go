@@ -42,6 +42,7 @@ func TestHousekeepingReadsWhatIsDue(t *testing.T) {
 		"what is live":       {q.readStats, []any{outbox.CountLimit}, "Limit -> Index Only Scan using saga_live", pg.ReadByIndex},
 		"what moved first":   {q.readStats, []any{outbox.CountLimit}, "Limit -> Index Scan using saga_live", pg.ReadByIndex},
 		"held":               {q.readStats, []any{outbox.CountLimit}, "Limit -> Index Only Scan using saga_held", pg.ReadByIndex},
+		"held first":         {q.readStats, []any{outbox.CountLimit}, "Limit -> Index Scan using saga_held", pg.ReadByIndex},
 		"overdue":            {q.readStats, []any{outbox.CountLimit}, "Limit -> Index Only Scan using saga_due_at", pg.ReadByIndex},
 	}
 	direct := pgtest.Pool(t, pgtest.Direct())

@@ -56,13 +56,13 @@ type Stats struct {
 	Paused                int // by a person, until a person resumes it
 	Stuck                 int // a person must act
 
-	// Held are those of the running ones that wait for a person at a participant: [consumer.Park] has made a dead letter
-	// of their command.
+	// Held are those of the running ones that wait for a dead letter at a participant: the command of a step could not
+	// be handled, or [consumer.Park] asks for an operator.
 	Held int
 
 	// OldestStuck is how long the stuck instance that moved least recently has waited for a person. 0 if none is
-	// stuck. OldestPaused is the same for a paused one.
-	OldestStuck, OldestPaused time.Duration
+	// stuck. OldestPaused is the same for a paused one, and OldestHeld for a held one.
+	OldestStuck, OldestPaused, OldestHeld time.Duration
 
 	// Silent is how long nothing has happened to the running or compensating instance that moved least recently. 0 if
 	// there is none. As the two above, it may miss an instance that began by a clock that was more than 2 minutes ahead of the
@@ -75,7 +75,7 @@ type Stats struct {
 }
 
 // sqlReadStats counts the live instances of each status, and says in microseconds how long the one that moved least
-// recently has not moved. Then come the number of those that are held, and how long the earliest due instance has been
+// recently has not moved. Then come the same of those that are held, and how long the earliest due instance has been
 // due. It takes no lock.
 //
 // Only one index has the order of each list, so the limit ($1) bounds what is read. The counts read the index, and only
@@ -83,22 +83,34 @@ type Stats struct {
 // moves. Its id says in milliseconds when it began, by a clock that may be wrong by two minutes. So the oldest move of the
 // first 100 bounds when an instance with an older move can have begun.
 const sqlReadStats = `
-SELECT s.status, counted.instances, coalesce(extract(epoch FROM clock_timestamp() - least(early.moved, others.moved)) * 1000000, 0)::bigint
+SELECT s.status, counted.instances, ` + sqlMovedAgo + `
 FROM (VALUES ('running'), ('compensating'), ('paused'), ('stuck')) s (status)
 CROSS JOIN LATERAL (SELECT count(*) AS instances FROM (
 	SELECT FROM {schema}.saga WHERE ended_at IS NULL AND status = s.status ORDER BY id LIMIT $1) live) counted
 CROSS JOIN LATERAL (SELECT min(updated_at) AS moved FROM (
 	SELECT updated_at FROM {schema}.saga WHERE ended_at IS NULL AND status = s.status ORDER BY id LIMIT 100) live) early
 CROSS JOIN LATERAL (SELECT min(updated_at) AS moved FROM (
-	SELECT updated_at FROM {schema}.saga WHERE ended_at IS NULL AND status = s.status
-		AND id <= (lpad(to_hex((extract(epoch FROM early.moved + interval '2 minutes') * 1000)::bigint), 12, '0') || repeat('f', 20))::uuid
+	SELECT updated_at FROM {schema}.saga WHERE ended_at IS NULL AND status = s.status AND id <= ` + sqlLastBegun + `
 	ORDER BY id LIMIT $1) live) others
 UNION ALL
-SELECT 'held', count(*), 0 FROM (
-	SELECT FROM {schema}.saga WHERE ended_at IS NULL AND status = 'running' AND reason <> '' AND tries = 0 ORDER BY root LIMIT $1) held
+SELECT 'held', counted.instances, ` + sqlMovedAgo + `
+FROM (SELECT count(*) AS instances FROM (
+	SELECT FROM {schema}.saga WHERE ` + sqlIsHeld + ` ORDER BY root LIMIT $1) held) counted
+CROSS JOIN LATERAL (SELECT min(updated_at) AS moved FROM (
+	SELECT updated_at FROM {schema}.saga WHERE ` + sqlIsHeld + ` ORDER BY root LIMIT 100) held) early
+CROSS JOIN LATERAL (SELECT min(updated_at) AS moved FROM (
+	SELECT updated_at FROM {schema}.saga WHERE ` + sqlIsHeld + ` AND root <= ` + sqlLastBegun + `
+	ORDER BY root LIMIT $1) held) others
 UNION ALL
 SELECT 'due', 0, coalesce(extract(epoch FROM clock_timestamp() - min(due_at)) * 1000000, 0)::bigint
 FROM {schema}.saga WHERE due_at < 'infinity'`
+
+// Parts of sqlReadStats.
+const (
+	sqlMovedAgo  = `coalesce(extract(epoch FROM clock_timestamp() - least(early.moved, others.moved)) * 1000000, 0)::bigint`
+	sqlLastBegun = `(lpad(to_hex((extract(epoch FROM early.moved + interval '2 minutes') * 1000)::bigint), 12, '0') || repeat('f', 20))::uuid`
+	sqlIsHeld    = `ended_at IS NULL AND status = 'running' AND reason <> '' AND tries = 0` // the index saga_held
+)
 
 // ReadStats reads the Stats of schema, by default sagamill. It needs no [Orchestrator].
 func ReadStats(ctx context.Context, db *pgxpool.Pool, schema string) (Stats, error) {
@@ -148,7 +160,7 @@ func (s *Stats) add(status Status, count int, age time.Duration) {
 	case StatusStuck:
 		s.Stuck, s.OldestStuck = count, age
 	case "held":
-		s.Held = count
+		s.Held, s.OldestHeld = count, age
 	case "due":
 		s.Overdue = age
 	}

@@ -67,8 +67,8 @@ func TestStats(t *testing.T) {
 	put(t, pool, schema, instanceAt{key: "g", status: StatusStuck, quiet: 60}, instanceAt{key: "h", status: StatusStuck, quiet: 120}, instanceAt{key: "i", status: StatusRunning, due: &ago}, instanceAt{key: "j", status: StatusRunning, due: &longAgo})
 	want.Running, want.Stuck, want.OldestStuck, want.Overdue = 8, 4, 2*time.Hour, 10*time.Minute
 	check("stuck and due", want)
-	put(t, pool, schema, instanceAt{key: "k", status: StatusRunning, due: &later, reason: "panic", tries: 1}, instanceAt{key: "l", status: StatusRunning, reason: "step flight: dead letter, parked"})
-	want.Running, want.Held = 12, 2
+	put(t, pool, schema, instanceAt{key: "k", status: StatusRunning, due: &later, reason: "panic", tries: 1}, instanceAt{key: "l", status: StatusRunning, quiet: 90, reason: "step flight: dead letter, parked"})
+	want.Running, want.Held, want.OldestHeld = 12, 2, 90*time.Minute
 	check("one that fails and one that is held", want)
 	if _, err := ReadStats(t.Context(), pool, "no such"); err == nil {
 		t.Error("ReadStats of a schema with a blank = nil error")

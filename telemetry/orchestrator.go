@@ -28,14 +28,15 @@ func RegisterOrchestrator(o *saga.Orchestrator, opts *Options) (metric.Registrat
 type orchestratorSource struct {
 	orchestrator *saga.Orchestrator
 
-	live            metric.Int64ObservableGauge
-	oldest, overdue metric.Float64ObservableGauge
-	instances, late metric.Int64ObservableCounter
+	live                  metric.Int64ObservableGauge
+	oldest, held, overdue metric.Float64ObservableGauge
+	instances, late       metric.Int64ObservableCounter
 }
 
 func (s *orchestratorSource) makeInstruments(i *instruments) {
 	i.observeGauge(&s.live, "sagamill.saga.instances_live", "{instance}", "Instances that have not ended, by status.")
 	i.observeSecondsGauge(&s.oldest, "sagamill.saga.oldest_stuck_seconds", "How long a stuck instance has waited for a person.")
+	i.observeSecondsGauge(&s.held, "sagamill.saga.oldest_held_seconds", "How long an instance has waited for a dead letter at a participant.")
 	i.observeSecondsGauge(&s.overdue, "sagamill.saga.overdue_seconds", "How long an instance has been due that no orchestrator has looked at.")
 	i.observeCounter(&s.instances, "sagamill.saga.instances", "{instance}", "Instances that have ended or become stuck, by status.")
 	i.observeCounter(&s.late, "sagamill.saga.late_replies", "{reply}", "Replies that nobody waited for.")
@@ -62,6 +63,7 @@ func (s *orchestratorSource) reportDatabase(ctx context.Context, r *report) erro
 		r.setCount(s.live, int64(n), labelStatus.String(string(status)))
 	}
 	r.setSeconds(s.oldest, stats.OldestStuck)
+	r.setSeconds(s.held, stats.OldestHeld)
 	r.setSeconds(s.overdue, stats.Overdue)
 	return nil
 }

@@ -119,23 +119,25 @@ func TestOrchestratorMetrics(t *testing.T) {
 	d.begin("completed", reply{false, flow.OutcomeDone}, reply{false, flow.OutcomeDone}) // the second comes late
 	d.begin("compensated", reply{false, flow.OutcomeRejected})
 	d.begin("another", reply{false, flow.OutcomeRejected})
-	d.begin("stuck", reply{false, flow.OutcomeFailed}, reply{true, flow.OutcomeFailed})
+	d.begin("stuck", reply{false, flow.OutcomeBroken})
+	d.begin("held", reply{false, flow.OutcomeFailed})
 	for _, key := range []string{"running", "due", "paused", "compensating"} {
 		d.begin(key)
 	}
 	d.exec("UPDATE {schema}.saga SET status = key WHERE key IN ('paused', 'compensating')")
 	d.exec("UPDATE {schema}.saga SET due_at = clock_timestamp() - interval '1 h' WHERE key = 'due'")
 	d.exec("UPDATE {schema}.saga SET updated_at = clock_timestamp() - interval '2 h' WHERE key = 'stuck'")
+	d.exec("UPDATE {schema}.saga SET updated_at = clock_timestamp() - interval '2 h' WHERE key = 'held'")
 	reader, _ := registerOrchestrator(t, d.orchestrator, telemetry.Options{})
 	series := collectSeries(t, reader)
-	for name, least := range map[string]float64{"gauge oldest_stuck_seconds[s]": 7200, "gauge overdue_seconds[s]": 3600} {
+	for name, least := range map[string]float64{"gauge oldest_stuck_seconds[s]": 7200, "gauge oldest_held_seconds[s]": 7200, "gauge overdue_seconds[s]": 3600} {
 		if got := series[name]; got < least || got > least+3600 {
 			t.Errorf("%s is %g, want some more than %g", name, got, least)
 		}
 		delete(series, name)
 	}
 	want := map[string]float64{
-		"gauge instances_live[{instance}] status=running": 2, "gauge instances_live[{instance}] status=compensating": 1,
+		"gauge instances_live[{instance}] status=running": 3, "gauge instances_live[{instance}] status=compensating": 1,
 		"gauge instances_live[{instance}] status=paused": 1, "gauge instances_live[{instance}] status=stuck": 1,
 		"counter instances[{instance}] status=completed": 1, "counter instances[{instance}] status=compensated": 2,
 		"counter instances[{instance}] status=stuck": 1, "counter late_replies[{reply}]": 1,
@@ -156,7 +158,7 @@ func TestOrchestratorAttributes(t *testing.T) {
 			t.Errorf("%s is %g; want 0, told apart from another orchestrator's", name, value)
 		}
 	}
-	if len(series) != 10 {
+	if len(series) != 11 {
 		t.Errorf("%d series: %v", len(series), series)
 	}
 }

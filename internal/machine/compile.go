@@ -133,6 +133,8 @@ func checkComposite(n *Node) error {
 		return fmt.Errorf("step %q has no steps in it", n.Name)
 	case n.Pivot || n.Undo != "" || n.Conditional || n.Deadline != 0 || n.Retry != Retry{} || n.UndoRetry != Retry{}:
 		return fmt.Errorf("step %q holds other steps: only those can be a pivot, be undone, be conditional, have a deadline or be tried again", n.Name)
+	case n.OnDeadLetter != "" || n.OnDeadline != "":
+		return fmt.Errorf("step %q holds other steps: set OnDeadLetter and OnDeadline on those", n.Name)
 	}
 	return nil
 }
@@ -204,7 +206,22 @@ func checkStep(n *Node) error {
 	case n.Undo != Local && n.UndoRetry != Retry{}:
 		return errors.New("has a retry of its compensation, which whoever undoes it has already")
 	}
-	return errors.Join(n.Retry.checkLimits("retry"), n.UndoRetry.checkLimits("retry of its compensation"))
+	return errors.Join(n.checkPolicies(), n.Retry.checkLimits("retry"), n.UndoRetry.checkLimits("retry of its compensation"))
+}
+
+func (n *Node) checkPolicies() error {
+	for field, p := range map[string]Policy{"OnDeadLetter": n.OnDeadLetter, "OnDeadline": n.OnDeadline} {
+		if p != "" && p != PolicyUndo && p != PolicyWait {
+			return fmt.Errorf("has the %s %q, which is neither %s nor %s", field, p, PolicyUndo, PolicyWait)
+		}
+	}
+	switch {
+	case n.OnDeadLetter != "" && n.Kind != Remote:
+		return fmt.Errorf("is of kind %s and has OnDeadLetter, but only a participant has dead letters", n.Kind)
+	case n.OnDeadline != "" && n.Deadline == 0:
+		return errors.New("has OnDeadline and no deadline")
+	}
+	return nil
 }
 
 func (r Retry) checkLimits(what string) error {
@@ -229,6 +246,10 @@ func (c *compiler) checkPivot(n *Node, parallel bool) error {
 		return errors.New("is a pivot beside parallel steps, which could not be undone any more")
 	case n.Pivot && n.Undo != "":
 		return errors.New("is the pivot: after it nothing is undone, so it cannot have a compensation")
+	case (n.Pivot || pivot != 0) && n.OnDeadLetter == PolicyUndo:
+		return errors.New("is the pivot, or comes after it: nothing is undone then, so OnDeadLetter cannot be undo")
+	case (n.Pivot || pivot != 0) && n.OnDeadline == PolicyUndo:
+		return errors.New("is the pivot, or comes after it: nothing is undone then, so OnDeadline cannot be undo")
 	case pivot == 0:
 		return nil
 	case n.Undo != "":

@@ -18,8 +18,8 @@ const (
 	Unfit     EventKind = "unfit"      // its Result cannot be put into the state
 	Replied   EventKind = "done"       // it has succeeded, or its compensation has
 	Refused   EventKind = "rejected"   // the participant decided to do nothing
-	Failed    EventKind = "failed"     // a Local function did nothing; the effect of another step is not known
-	Held      EventKind = "held"       // a person decides at the participant, and another reply follows
+	Failed    EventKind = "failed"     // a Local function did nothing; a participant has a dead letter, and another reply may follow
+	Held      EventKind = "held"       // a participant has a dead letter that asks for an operator, and another reply follows
 	Broken    EventKind = "broken"     // a mistake in the participant, or in a Local function, which a person must mend
 	Overdue   EventKind = "overdue"    // the reply is missing for too long
 	EndDone   EventKind = "end-done"   // the call of OnEnd has succeeded: the instance ends

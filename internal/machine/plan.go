@@ -49,7 +49,19 @@ type Node struct {
 	Deadline  time.Duration `json:"deadline,omitempty"` // from the command to the reply
 	Retry     Retry         `json:"retry,omitzero"`
 	UndoRetry Retry         `json:"undo_retry,omitzero"`
+
+	OnDeadLetter Policy `json:"on_dead_letter,omitempty"` // default: PolicyWait
+	OnDeadline   Policy `json:"on_deadline,omitempty"`    // default: PolicyUndo before the pivot; else the step is stuck
 }
+
+// A Policy says what a saga does after something that is no decision of a participant.
+type Policy string
+
+// The policies.
+const (
+	PolicyUndo Policy = "undo" // compensate, the step included
+	PolicyWait Policy = "wait" // for the reply
+)
 
 // A Retry limits the attempts. The wait between two is Base, doubled after each attempt, at most Cap.
 type Retry struct {
@@ -79,7 +91,7 @@ func MillisOf(d time.Duration) Millis {
 func (m Millis) Duration() time.Duration { return time.Duration(m) * time.Millisecond }
 
 // Hash returns a digest of what an instance relies on: the steps, their kinds and order, and how they are undone.
-// Deadlines, retries and OnEnd are not in it: they may change while instances run.
+// Deadlines, retries, policies and OnEnd are not in it: they may change while instances run.
 func (p Plan) Hash() string {
 	p.Deadline, p.OnEnd = 0, false
 	p.Nodes = withoutTuning(p.Nodes)
@@ -91,11 +103,11 @@ func (p Plan) Hash() string {
 	return hex.EncodeToString(sum[:])
 }
 
-// withoutTuning returns nodes without deadlines and retries.
+// withoutTuning returns nodes without deadlines, retries and policies.
 func withoutTuning(nodes []Node) []Node {
 	plain := make([]Node, len(nodes))
 	for i, n := range nodes {
-		n.Deadline, n.Retry, n.UndoRetry = 0, Retry{}, Retry{}
+		n.Deadline, n.Retry, n.UndoRetry, n.OnDeadLetter, n.OnDeadline = 0, Retry{}, Retry{}, "", ""
 		if len(n.Nodes) > 0 {
 			n.Nodes = withoutTuning(n.Nodes)
 		}

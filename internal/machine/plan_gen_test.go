@@ -71,6 +71,20 @@ func (g *planner) leaf(n *machine.Node, parallel bool) {
 	default:
 		g.undo(n)
 	}
+	g.policies(n)
+}
+
+func (g *planner) policies(n *machine.Node) {
+	policies := []machine.Policy{"", machine.PolicyWait}
+	if !n.Pivot && !g.after {
+		policies = append(policies, machine.PolicyUndo)
+	}
+	if n.Kind == machine.Remote {
+		n.OnDeadLetter = rapid.SampledFrom(policies).Draw(g.t, "on-dead-letter")
+	}
+	if n.Deadline > 0 {
+		n.OnDeadline = rapid.SampledFrom(policies).Draw(g.t, "on-deadline")
+	}
 }
 
 func (g *planner) undo(n *machine.Node) {

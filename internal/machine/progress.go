@@ -59,7 +59,7 @@ type Step struct {
 	Due     Millis `json:"due,omitempty"`     // end of the wait, or the deadline; 0: now, or never
 	Doubt   bool   `json:"doubt,omitempty"`   // of a step that is stuck, or was skipped: it may have been done
 	Resend  bool   `json:"resend,omitempty"`  // the last message is to be sent once more
-	Held    bool   `json:"held,omitempty"`    // a person decides at the participant
+	Held    bool   `json:"held,omitempty"`    // its command is a dead letter at the participant
 	Reason  string `json:"reason,omitempty"`  // of the last failure, or of Held
 
 	Began     Millis `json:"began,omitempty"` // the first attempt at the action
@@ -99,7 +99,7 @@ func (p *Progress) Stuck() bool {
 	return p.End.Stuck
 }
 
-// Held reports whether the instance waits for a person who decides at a participant.
+// Held reports whether the instance waits for a dead letter at a participant.
 func (p *Progress) Held() bool {
 	return slices.ContainsFunc(p.Steps, func(s Step) bool { return s.Held })
 }

@@ -43,7 +43,7 @@ func (m *Machine) applyReply(p *Progress, s *Step, e Event) error {
 	return nil
 }
 
-// addReason returns why a step has no reply: a held one still waits for the person who decides at the participant.
+// addReason returns why a step has no reply: a held one still has its dead letter.
 func (s *Step) addReason(reason string) string {
 	if s.Held {
 		return s.Reason + ", " + reason
@@ -130,25 +130,23 @@ func (m *Machine) applyRefusal(p *Progress, s *Step, e Event) {
 	m.tryAgain(p, s, e, attempts)
 }
 
-// applyFailure takes an error. The transaction of a Local was rolled back, so it did nothing. The effect of a
-// participant or of a nested saga is not known.
+// applyFailure takes an error. The transaction of a Local was rolled back, so it did nothing. A participant has a dead
+// letter, whose effect is not known: the saga waits for its redrive, unless the plan says otherwise.
 func (m *Machine) applyFailure(p *Progress, s *Step, e Event) {
 	n := m.steps[e.Step-1]
 	switch {
 	case n.Kind == Local:
 		m.tryAgain(p, s, e, n.Retry.Attempts)
-	case s.State == Unknown:
-		s.Reason = e.Reason // the saga compensates already
-	case m.behindPivot(e.Step) || n.Pivot || s.State == Stuck:
-		s.markDoubtful(p, e.Reason)
-	default:
+	case n.OnDeadLetter == PolicyUndo && p.Phase == Running && s.State == InFlight:
 		s.stopWith(Unknown, e.Reason)
 		m.beginCompensation(p, joinReason("step "+n.Name+" failed", e.Reason), false)
+	default:
+		s.holdStep(p, e.Reason)
 	}
 }
 
-// holdStep notes that a person decides at the participant. A saga that compensates does not wait for that: it undoes the
-// step.
+// holdStep notes that an operator decides at the participant. A saga that compensates does not wait for that: it undoes
+// the step.
 func (s *Step) holdStep(p *Progress, reason string) {
 	if s.State == InFlight && p.Phase == Compensating {
 		s.stopWith(Unknown, reason)
@@ -206,9 +204,13 @@ func (m *Machine) applyTimer(p *Progress) {
 		if s.State != InFlight {
 			continue // its wait for the next attempt is over
 		}
-		reason := fmt.Sprintf("no reply within %s", n.Deadline)
-		if n.Pivot || m.behindPivot(i+1) {
-			s.markDoubtful(p, s.addReason(reason))
+		reason := s.addReason(fmt.Sprintf("no reply within %s", n.Deadline))
+		switch {
+		case n.OnDeadline == PolicyWait && p.Phase == Running:
+			s.Reason = reason
+			continue
+		case n.Pivot || m.behindPivot(i+1):
+			s.markDoubtful(p, reason)
 			continue
 		}
 		s.stopWith(Unknown, reason)

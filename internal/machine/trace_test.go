@@ -19,7 +19,7 @@ var update = flag.Bool("update", false, "rewrite testdata/*.txt with what the ma
 
 // A trace begins with a plan: "saga NAME [deadline=D] [on-end]", and below it a line
 // "NAME KIND [option…]" for each node, indented by two spaces more than the node
-// around it. Options are pivot, if, undo=KIND, deadline=D, retry=N and undo-retry=N;
+// around it. Options are pivot, if, undo=KIND, deadline=D, on-deadline=POLICY, on-dead-letter=POLICY, retry=N and undo-retry=N;
 // waits between attempts are one second. Then come events, "> KIND [STEP…] [option…]";
 // after several in a row stands what the instance looks like. Options are @TIME, #ATTEMPT,
 // because=REASON and result=JSON. "again", "undo", "undone" and "undo-KIND" are the events
@@ -222,6 +222,10 @@ func parseOption(t *testing.T, n *machine.Node, word string) {
 		n.Deadline = duration(t, value)
 	case "retry":
 		n.Retry = machine.Retry{Attempts: attempts, Base: time.Second}
+	case "on-dead-letter":
+		n.OnDeadLetter = machine.Policy(value)
+	case "on-deadline":
+		n.OnDeadline = machine.Policy(value)
 	case "undo-retry":
 		n.UndoRetry = machine.Retry{Attempts: attempts, Base: time.Second}
 	default:

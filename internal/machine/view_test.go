@@ -72,6 +72,7 @@ func viewStep(s *machine.Step) string {
 	}
 	add(s.Tries > 1, ", try %d", s.Tries)
 	add(s.Due > 0, ", due %s", s.Due.Duration())
+	add(s.Held, ", held")
 	add(s.Doubt, ", in doubt")
 	add(s.Override, ", by hand")
 	add(s.Resend, ", to be sent again")

@@ -57,6 +57,7 @@ type Sagas struct {
 	Held         int     `json:"held"`
 	OldestStuck  float64 `json:"oldest_stuck_seconds"`
 	OldestPaused float64 `json:"oldest_paused_seconds"`
+	OldestHeld   float64 `json:"oldest_held_seconds"`
 	Silent       float64 `json:"silent_seconds"`
 	Overdue      float64 `json:"overdue_seconds"`
 }
@@ -139,6 +140,6 @@ func newSagas(g *saga.Stats) *Sagas {
 	}
 	return &Sagas{
 		g.Running, g.Compensating, g.Paused, g.Stuck, g.Held,
-		g.OldestStuck.Seconds(), g.OldestPaused.Seconds(), g.Silent.Seconds(), g.Overdue.Seconds(),
+		g.OldestStuck.Seconds(), g.OldestPaused.Seconds(), g.OldestHeld.Seconds(), g.Silent.Seconds(), g.Overdue.Seconds(),
 	}
 }

@@ -130,12 +130,17 @@ CROSS JOIN LATERAL (SELECT count(*) AS instances FROM (
 CROSS JOIN LATERAL (SELECT min(updated_at) AS moved FROM (
 	SELECT updated_at FROM {schema}.saga WHERE ended_at IS NULL AND status = s.status ORDER BY id LIMIT 100) live) early
 CROSS JOIN LATERAL (SELECT min(updated_at) AS moved FROM (
-	SELECT updated_at FROM {schema}.saga WHERE ended_at IS NULL AND status = s.status
-		AND id <= (lpad(to_hex((extract(epoch FROM early.moved + interval '2 minutes') * 1000)::bigint), 12, '0') || repeat('f', 20))::uuid
+	SELECT updated_at FROM {schema}.saga WHERE ended_at IS NULL AND status = s.status AND id <= (lpad(to_hex((extract(epoch FROM early.moved + interval '2 minutes') * 1000)::bigint), 12, '0') || repeat('f', 20))::uuid
 	ORDER BY id LIMIT $1) live) others
 UNION ALL
-SELECT 'held', count(*), 0 FROM (
-	SELECT FROM {schema}.saga WHERE ended_at IS NULL AND status = 'running' AND reason <> '' AND tries = 0 ORDER BY root LIMIT $1) held
+SELECT 'held', counted.instances, coalesce(extract(epoch FROM clock_timestamp() - least(early.moved, others.moved)) * 1000000, 0)::bigint
+FROM (SELECT count(*) AS instances FROM (
+	SELECT FROM {schema}.saga WHERE ended_at IS NULL AND status = 'running' AND reason <> '' AND tries = 0 ORDER BY root LIMIT $1) held) counted
+CROSS JOIN LATERAL (SELECT min(updated_at) AS moved FROM (
+	SELECT updated_at FROM {schema}.saga WHERE ended_at IS NULL AND status = 'running' AND reason <> '' AND tries = 0 ORDER BY root LIMIT 100) held) early
+CROSS JOIN LATERAL (SELECT min(updated_at) AS moved FROM (
+	SELECT updated_at FROM {schema}.saga WHERE ended_at IS NULL AND status = 'running' AND reason <> '' AND tries = 0 AND root <= (lpad(to_hex((extract(epoch FROM early.moved + interval '2 minutes') * 1000)::bigint), 12, '0') || repeat('f', 20))::uuid
+	ORDER BY root LIMIT $1) held) others
 UNION ALL
 SELECT 'due', 0, coalesce(extract(epoch FROM clock_timestamp() - min(due_at)) * 1000000, 0)::bigint
 FROM {schema}.saga WHERE due_at < 'infinity'
