@@ -65,8 +65,9 @@ type effect struct {
 // when it wakes, and its result is dropped; but a request that it was about to write is still sent. All this rests on
 // a database that forgets no commit: see AskFirst for one that may.
 //
-// The delivery is acked at the end of its first attempt, however that ended. A compensation that comes meanwhile waits
-// for the action, which is why the action's step cannot have CancelParked.
+// The delivery is acked at the end of its first attempt, however that ended. A compensation that comes meanwhile cancels
+// the action if no attempt is in doubt, and otherwise waits for it, which is why the action's step cannot have
+// CancelParked.
 func Effect[T, R any](topic string, call Call[T, R], verify Verify[T, R], record Record[T, R]) Input {
 	typed := func(d Delivery, body any) Message[T] { return Message[T]{Delivery: d, Body: *body.(*T)} }
 	e := &effect{}
@@ -154,7 +155,8 @@ func (s *Step) checkInputs() error {
 // number of takes says nothing, since a take may have led to no call.
 //
 // The third column is for how many more microseconds a forgotten call may be under way: until $2 after the message
-// arrived or was redriven. The fourth is whether the message has waited for the rest of such a time.
+// arrived or was redriven. The fourth is whether the message has waited for the rest of such a time. The fifth is whether
+// all earlier entries are known to have had no effect.
 const sqlReadDoubt = `
 SELECT in_doubt,
 	(extract(epoch FROM last_at + CASE
@@ -162,7 +164,7 @@ SELECT in_doubt,
 		WHEN reason IN ('calling', 'waits-for-action', 'waits-for-order') OR redriven_at > last_at THEN $2::bigint
 		ELSE $3::bigint END * interval '1 microsecond' - clock_timestamp()) * 1000000)::bigint,
 	(extract(epoch FROM coalesce(redriven_at, first_at) + $2::bigint * interval '1 microsecond' - clock_timestamp()) * 1000000)::bigint,
-	reason = 'unsettled'
+	reason = 'unsettled', not_done OR attempts = 1 AND round = 0
 FROM {schema}.parked
 WHERE id = $1`
 
@@ -187,16 +189,17 @@ WHERE scope = $1 AND key = $2 AND step = $3 AND n = $4 AND kind = $5 AND state =
 // unless this transaction rolls back.
 var sqlLeaseParked = txguard.MustChange(`
 UPDATE {schema}.parked
-SET reason = 'calling', in_doubt = true, last_at = clock_timestamp(), due_at = clock_timestamp() + $2 * interval '1 microsecond',
+SET reason = 'calling', in_doubt = true, not_done = false, last_at = clock_timestamp(), due_at = clock_timestamp() + $2 * interval '1 microsecond',
 	` + inbox.SQLKeepFailure + `
 WHERE id = $1`)
 
-// sqlSetDoubt records whether the message that was just parked may have had its effect. $3 moves last_at of a
+// sqlSetDoubt records whether the message that was just parked may have had its effect ($2), and whether nothing that was
+// ever entered for it has had one ($4). $3 moves last_at of a
 // retrying message ahead by microseconds: Settle after last_at is then not before a call that verify could not be
 // asked about has settled.
 var sqlSetDoubt = txguard.MustChange(`
 UPDATE {schema}.parked
-SET in_doubt = $2, last_at = last_at + CASE state WHEN 'retrying' THEN $3::bigint ELSE 0 END * interval '1 microsecond'
+SET in_doubt = $2, not_done = $4, last_at = last_at + CASE state WHEN 'retrying' THEN $3::bigint ELSE 0 END * interval '1 microsecond'
 WHERE id = $1`)
 
 // sqlPostpone makes an attempt that asked verify too early due when the call in doubt has settled, $2 from now. It

@@ -84,6 +84,7 @@ func argumentsOf(t *testing.T, s *plantest.Schema, work int) map[string][]any {
 		"handBack":          {due, 1, 0, 1000},
 		"deleteParked":      {due},
 		"cancelParked":      identity("late"),
+		"readNotDone":       identity("late", "retrying", []byte("h")),
 		"repark":            {late, "retrying", "failed", "e", "", 1, 1000},
 		"countParked":       identity("late", "action"),
 		"nameParked":        {unknown, 1, "action", "s", "named", "late", "", []byte("m"), "{}", "{}", []byte("x"), nil},
@@ -93,7 +94,7 @@ func argumentsOf(t *testing.T, s *plantest.Schema, work int) map[string][]any {
 		"readDoubt":         {due, 1000, 1000},
 		"readOther":         identity("late", "action", digest[:]),
 		"leaseParked":       {due, 1000},
-		"setDoubt":          {dead, true, 0},
+		"setDoubt":          {dead, true, 0, false},
 		"postpone":          {due, 1000, 1000},
 		"hasTooOld":         identity("dead", "action", "too-old", []byte("x")),
 		"findOld":           {"(0,0)", "(4,0)", month},
@@ -113,7 +114,7 @@ func TestPlansOfEmptyTablesAreGoodForFullOnes(t *testing.T) {
 		},
 		Settings: map[string]string{
 			pg.PlanByIndex: "nextDue takeParked nameParked findOld removeOld readStats",
-			pg.PlanAnew: `lockParked handBack deleteParked cancelParked repark countParked refuseParked yieldParked readBehind
+			pg.PlanAnew: `lockParked handBack deleteParked cancelParked readNotDone repark countParked refuseParked yieldParked readBehind
 				readDoubt readOther leaseParked setDoubt postpone hasTooOld unclaim`,
 		},
 		OnlyNew: map[string]string{

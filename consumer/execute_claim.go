@@ -60,6 +60,7 @@ type cell struct {
 	digest       []byte // nil until an action was recorded
 	undoDigest   []byte // nil until a compensation was recorded
 	horizon      time.Time
+	notDone      bool // the failed action is known to have had no effect; read for a compensation only
 }
 
 // entries returns the entries into the handler for k.
@@ -83,7 +84,7 @@ type arrival struct {
 // decide is the step's state machine. All its inputs were read under the row's lock.
 func decide(c cell, a arrival) verdict {
 	return inbox.Decide(
-		inbox.Cell{State: c.state, Attempts: c.attempts, Digest: c.digest, UndoDigest: c.undoDigest},
+		inbox.Cell{State: c.state, Attempts: c.attempts, Digest: c.digest, UndoDigest: c.undoDigest, NotDone: c.notDone},
 		inbox.Arrival{Kind: a.kind, Digest: a.digest, Parked: a.parked, CancelParked: a.cancelParked, Behind: a.behind, TooOld: tooOld(c, a)})
 }
 
@@ -180,7 +181,11 @@ func (c *claimer) openTransaction(ctx context.Context, conn *pgx.Conn, attempts 
 	for _, a := range attempts {
 		a.xid, a.role = session.xid, session.role
 	}
-	if err := c.checkClaims(ctx, tx, attempts, int(*inserted)); err != nil {
+	err = c.checkClaims(ctx, tx, attempts, int(*inserted))
+	for _, a := range attempts {
+		err = cmp.Or(err, c.readNotDone(ctx, tx, a))
+	}
+	if err != nil {
 		c.database.rollbackOrClose(ctx, conn)
 		return nil, err
 	}
@@ -355,7 +360,7 @@ func (a *attempt) readOpening(row pgx.Row, session *opened) error {
 		return err
 	}
 	a.older = true
-	a.found = cell{*found, *attempts, *undoAttempts, digest, undoDigest, a.found.horizon}
+	a.found = cell{state: *found, attempts: *attempts, undoAttempts: *undoAttempts, digest: digest, undoDigest: undoDigest, horizon: a.found.horizon}
 	return nil
 }
 

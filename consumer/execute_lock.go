@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/sagamill/sagamill/internal/pg"
+	"github.com/sagamill/sagamill/outbox"
 )
 
 var (
@@ -84,7 +85,7 @@ func (c *claimer) lockRow(ctx context.Context, tx pgx.Tx, a *attempt) error {
 	case missing:
 		return cmp.Or(c.database.checkHidden(ctx, tx), errBusy)
 	case a.parked == nil:
-		return nil
+		return c.readNotDone(ctx, tx, a)
 	}
 	var ours bool
 	err = tx.QueryRow(ctx, c.sql.lockParked, a.parked.fence()...).Scan(&ours)
@@ -93,6 +94,23 @@ func (c *claimer) lockRow(ctx context.Context, tx pgx.Tx, a *attempt) error {
 	}
 	if err != nil {
 		return fmt.Errorf("consumer: lock parked message: %w", err)
+	}
+	return c.readNotDone(ctx, tx, a)
+}
+
+// readNotDone reads, under the row's lock, whether the failed action that a compensation is for is known to have had no
+// effect. Of an Effect its parked message says so. Any other handler must never have been entered, since it may have had
+// an effect outside of the database. Where a restored database may have forgotten an entry, nothing is known.
+func (c *claimer) readNotDone(ctx context.Context, tx pgx.Tx, a *attempt) error {
+	s := a.found.state
+	if a.kind != compensation || s != retrying && s != dead || a.step.CancelParked || a.step.AskFirst {
+		return nil
+	}
+	b := &pgx.Batch{}
+	args := append(a.identity(), s, []byte(outbox.HeaderReplayed))
+	queueAnew(b, c.sql.readNotDone, args...).QueryRow(func(row pgx.Row) error { return row.Scan(&a.found.notDone) })
+	if err := tx.SendBatch(ctx, b).Close(); err != nil {
+		return fmt.Errorf("consumer: look for the action of a compensation: %w", err)
 	}
 	return nil
 }

@@ -232,10 +232,19 @@ WHERE id = $1 AND attempts = $2 AND round = $3 AND state = 'retrying'`
 // sqlDeleteParked ends a parked message that ran, or need not run any more. The transaction has locked it.
 var sqlDeleteParked = txguard.MustChange(`DELETE FROM {schema}.parked WHERE id = $1`)
 
-// sqlCancelParked removes the parked action of a step, under the row's lock.
+// sqlCancelParked removes the failed message of an action that must never run, under the row's lock. A message with
+// another payload under its identity stays, for an operator to look at.
 const sqlCancelParked = `
 DELETE FROM {schema}.parked
-WHERE scope = $1 AND key = $2 AND step = $3 AND n = $4 AND kind = 'action' AND state = 'retrying'`
+WHERE scope = $1 AND key = $2 AND step = $3 AND n = $4 AND kind = 'action' AND reason <> 'key-reused'`
+
+// sqlReadNotDone reads, under the row's lock, whether the action that is parked in state $5 is known to have had no
+// effect, because it was never entered, or as not_done says. A message with the header $6 may have run before. If the
+// message is gone, nothing is known.
+const sqlReadNotDone = `
+SELECT coalesce(bool_and((not_done OR attempts = 0 AND round = 0) AND $6 <> ALL (header_names)), false)
+FROM {schema}.parked
+WHERE scope = $1 AND key = $2 AND step = $3 AND n = $4 AND kind = 'action' AND state = $5 AND reason <> 'key-reused'`
 
 // sqlRepark makes a parked message wait for its next attempt after one more failure, or makes it a dead letter.
 // attempts is given, since a message that only waited for the action has spent none.
@@ -266,7 +275,7 @@ type queries struct {
 	claimStep, lockStep, tryLockStep, openClaims, limitIdle, moveStep, handBack                   string
 	countAction, countCompensation                                                                string
 	park, bury, nextDue, takeParked, lockParked                                                   string
-	deleteParked, cancelParked, repark, countParked                                               string
+	deleteParked, cancelParked, readNotDone, repark, countParked                                  string
 	nameParked, refuseParked, yieldParked, findHidden                                             string
 	readStats                                                                                     string
 }
@@ -282,7 +291,7 @@ func newQueries(schema string, check time.Duration) queries {
 		claimStep: bind(sqlClaimStep), lockStep: bind(sqlLockStep), tryLockStep: bind(sqlTryLockStep), handBack: bind(sqlHandBack), openClaims: bind(sqlOpenClaims), limitIdle: bind(txguard.LimitTransaction), moveStep: bind(sqlMoveStep),
 		countAction: bind(sqlCountAction), countCompensation: bind(sqlCountCompensation),
 		park: bind(sqlPark), bury: bind(sqlBury), nextDue: bind(sqlNextDue), takeParked: bind(sqlTakeParked), lockParked: bind(sqlLockParked),
-		deleteParked: bind(sqlDeleteParked), cancelParked: bind(sqlCancelParked), repark: bind(sqlRepark), countParked: bind(sqlCountParked),
+		deleteParked: bind(sqlDeleteParked), cancelParked: bind(sqlCancelParked), readNotDone: bind(sqlReadNotDone), repark: bind(sqlRepark), countParked: bind(sqlCountParked),
 		nameParked: bind(sqlNameParked), refuseParked: bind(sqlRefuseParked), yieldParked: bind(sqlYieldParked), findHidden: bind(pg.SQLFindHidden("inbox", "parked")),
 		readStats: bind(sqlReadStats),
 	}

@@ -47,6 +47,13 @@ func TestDecide(t *testing.T) {
 			if got := decide(c, a); got != v {
 				t.Errorf("nothing recorded: %s, want %s", got, v)
 			}
+			known := v
+			if k.kind == compensation && (k.state == retrying || k.state == dead) {
+				known = tombstone
+			}
+			if got := decide(cell{state: k.state, notDone: true}, a); got != known {
+				t.Errorf("known to have done nothing: %s, want %s", got, known)
+			}
 			c.digest, c.undoDigest = same, same
 			recorded := v
 			if k == (key{done, compensation, false, k.once}) {

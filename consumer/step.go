@@ -60,8 +60,8 @@ type Step struct {
 	// With CancelParked, a compensation cancels its action even if the message of the action is retrying or is a dead
 	// letter. Set it only if the handler has no effect outside its transaction: a failed attempt may have had one, which
 	// would then never be undone. So it cannot be set with an [Effect] for the action; a step that becomes one must drop
-	// it a release before. Default: the compensation waits for a retrying action, and becomes a dead letter if the action
-	// is a dead letter.
+	// it a release before. Default: the compensation cancels only what is known to have done nothing, waits for another action
+	// that is retrying, and becomes a dead letter if the action is one.
 	CancelParked bool
 
 	// Single runs each message of the step in a transaction of its own, without other messages. Set it if the handler

@@ -49,7 +49,8 @@ CREATE TABLE {{.schema}}.parked (
     first_at      timestamptz NOT NULL DEFAULT clock_timestamp(),
     last_at       timestamptz NOT NULL DEFAULT clock_timestamp(),
     digest        bytea CHECK (octet_length(digest) = 32),         -- of the payload as it first came, also after an edit; null: of payload
-    in_doubt      boolean     NOT NULL DEFAULT false,              -- an attempt may have had an effect outside the database
+    in_doubt      boolean     NOT NULL DEFAULT false,              -- a call of an Effect may have had its effect
+    not_done      boolean     NOT NULL DEFAULT false,              -- the action was entered, and is known to have had no effect
     round         integer     NOT NULL DEFAULT 0 CHECK (round >= 0), -- how often the message was redriven: attempts begin anew then
     redriven_at   timestamptz,                                     -- when it was redriven last
     CHECK (cardinality(header_names) = cardinality(header_values)),

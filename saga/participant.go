@@ -135,8 +135,9 @@ func emitReplyMessage(emit consumer.Emit, d consumer.Delivery, body flow.ReplyBo
 // Without Participant the saga waits for those answers.
 //
 // Where the handlers do nothing outside of their transaction, set CancelParked too. A command that became a dead
-// letter has then done nothing, and its compensation finds nothing to undo. Without CancelParked the compensation is
-// a dead letter as well, and the saga is stuck until both are redriven.
+// letter has then done nothing, and its compensation finds nothing to undo. So it is with an Effect whose calls ended
+// in [consumer.NotDone]. Otherwise the compensation is a dead letter as well, and the saga is stuck until both are
+// redriven.
 func Participant(s consumer.Step) consumer.Step {
 	next := s.Unhandled
 	s.Unhandled = func(u consumer.Unhandled, emit consumer.Emit) {

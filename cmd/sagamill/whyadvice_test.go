@@ -8,7 +8,7 @@ import (
 	"github.com/sagamill/sagamill/saga"
 )
 
-// What frees a saga that is stuck is said to the letter, and changes as it is done.
+// What leads a saga forward that is held or stuck is said to the letter, and changes as it is done.
 func TestWhySaysWhatFreesAStuckSaga(t *testing.T) {
 	t.Parallel()
 	for _, incarnation := range []string{"", "first"} { // of a saga that a request has begun
@@ -28,6 +28,9 @@ func freeStuckSaga(t *testing.T, incarnation string) {
 	f.startID(saga.ID{Scope: "acme", Key: "k", Incarnation: incarnation})
 	f.deliver("flight.reserve")
 	f.deliver("saga.trip")
+	f.why("k", "needs an operator: step flight: dead letter, terminal: it is full; ")
+	f.why("k", "once the cause is fixed: sagamill dead redrive -schema flights -id 1; or, if it has been settled by other means, sagamill saga skip k -schema trips"+path+" -step flight -why \"…\"; its deadline passes at 20")
+	f.command(0, "saga", "cancel", "k", "-why", "the customer has left")
 	f.deliver("flight.cancel")
 	f.deliver("saga.trip")
 	f.why("k", "once the cause is fixed: sagamill dead redrive -schema flights -id 1,2; or, if it has been settled by other means, sagamill saga skip k -schema trips"+path+" -step flight -why \"…\"\n")

@@ -52,7 +52,7 @@ const (
 	Run        Verdict = "run"        // enter the handler
 	Duplicate  Verdict = "duplicate"  // ack: it is done, or a parked copy is retrying
 	Superseded Verdict = "superseded" // ack: the compensation came first
-	Tombstone  Verdict = "tombstone"  // → void: there is nothing to undo, and the action must never run
+	Tombstone  Verdict = "tombstone"  // → void: there is nothing to undo, and the action must never run; its parked message is removed
 	Wait       Verdict = "wait"       // park the compensation behind the action
 	Refuse     Verdict = "refuse"     // dead letter: the dead action may have had an effect
 	Queue      Verdict = "queue"      // park it behind an earlier message of its key
@@ -66,6 +66,10 @@ type Cell struct {
 	Attempts   int    // entries into the action's handler
 	Digest     []byte // nil until an action was recorded
 	UndoDigest []byte // nil until a compensation was recorded
+
+	// NotDone says that the action, which is retrying or dead, is known to have had no effect. A caller that does not
+	// know leaves it false.
+	NotDone bool
 }
 
 // An Arrival is a message for the step of a cell.
@@ -118,7 +122,8 @@ func decideCompensation(c Cell, a Arrival) Verdict {
 		return Run
 	case c.State == Void, c.State == Compensated, c.State == Undoing, c.State == UndoDead:
 		return Duplicate
-	case c.State == Absent, c.State == Refused, c.State == Open && c.Attempts == 0, a.CancelParked:
+	case c.State == Absent, c.State == Refused, c.State == Open && c.Attempts == 0, a.CancelParked,
+		(c.State == Retrying || c.State == Dead) && c.NotDone:
 		return Tombstone
 	case c.State == Dead:
 		return Refuse

@@ -119,7 +119,11 @@ func (a *account) want() []string {
 		local := name == "y" || name == "z"
 		switch {
 		case local && end != reject, name == "p" && end == once, name == "f" && end == once:
-		case name == "p" && end == dead, a.b.kind == "pay" && (name == "f" || name == "z") && no:
+		case end == dead && a.b.kind == "pay":
+			return []string{"running"} // held
+		case end == dead && a.b.kind == "line":
+			return []string{"running", "compensated"} // by the deadline of another step
+		case a.b.kind == "pay" && (name == "f" || name == "z") && no:
 			return []string{"stuck"}
 		case no:
 			return []string{"compensated"}
@@ -152,7 +156,7 @@ func (a *account) compare(k kind, i instance) {
 			if attempt < step.Attempt {
 				state = machine.Rejected
 			}
-			if !agrees(state, node.Undo != "", step.Doubt, done, undone) {
+			if !agrees(state, node.Undo != "", step.Doubt, step.Held, done, undone) {
 				a.complain("step %s %s is %q, and was done %d times and undone %d times; the instance is %s", d.step, d.n, state, done, undone, i.Status)
 			}
 		}
@@ -160,7 +164,10 @@ func (a *account) compare(k kind, i instance) {
 }
 
 // agrees reports whether a step at rest may have been done and undone so often.
-func agrees(state machine.State, undoable, doubt bool, done, undone int) bool {
+func agrees(state machine.State, undoable, doubt, held bool, done, undone int) bool {
+	if held {
+		state = machine.Rejected // its dead letter has done nothing
+	}
 	switch state {
 	case machine.Done:
 		return done == 1 && undone == 0

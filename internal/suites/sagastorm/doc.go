@@ -4,8 +4,8 @@
 //
 // After every fault these must hold:
 //
-//   - every instance ends, or is stuck with a reason, and only where the storm has
-//     given a step an outcome that leads there;
+//   - every instance ends, or is stuck or held with a reason, and only where the storm
+//     has given a step an outcome that leads there;
 //   - a step that the machine takes for done was done once and is not undone; a step
 //     that it takes for undone, rejected or skipped has left no effect;
 //   - no step is done or undone twice, undone without having been done, or done

@@ -54,6 +54,13 @@ func remote(name string) saga.Step[job] {
 	return s
 }
 
+// undone is a step of a participant whose dead letter compensates.
+func undone(name string) saga.Step[job] {
+	s := remote(name)
+	s.OnDeadLetter = saga.Undo
+	return s
+}
+
 // forward is a step that is not undone.
 func forward(name string, attempts int) saga.Step[job] {
 	s := remote(name)
@@ -112,21 +119,23 @@ func kinds(schema string) map[string]kind {
 	seq := func(name string, all ...saga.Step[job]) saga.Step[job] { return saga.Step[job]{Name: name, Seq: all} }
 	conditional := remote("c")
 	conditional.When = func(s *job) bool { return s.Ends["c"] != skip }
+	lone := forward("d", 1)
+	lone.OnDeadLetter = saga.Undo
 	pivot, last := forward("p", 2), local(schema, "z")
 	pivot.Pivot, last.Undo, last.UndoRetry, last.Retry.Attempts = true, saga.Action[job]{}, saga.Retry{}, 3
-	inner := saga.Must(saga.Define("inner", 1, par("both", remote("b"), remote("c"))))
+	inner := saga.Must(saga.Define("inner", 1, par("both", undone("b"), undone("c"))))
 	nested := saga.Step[job]{Name: "inside", Do: saga.Nested(inner,
 		func(s *job) job { return job{Ends: s.Ends} }, func(s *job, c job) { s.Done = append(s.Done, c.Done...) })}
 	all := []kind{
 		{plan: saga.Must(saga.Define("line", 1, remote("a"), within(remote("b")), conditional, remote("d"))),
 			chains: [][]string{{"a", "b", "c", "d"}}},
-		{plan: saga.Must(saga.Define("fan", 1, par("wide", remote("a"), seq("two", remote("b"), remote("c")), forward("d", 1)), remote("e"))),
+		{plan: saga.Must(saga.Define("fan", 1, par("wide", undone("a"), seq("two", undone("b"), undone("c")), lone), undone("e"))),
 			chains: [][]string{{"a", "e"}, {"b", "c", "e"}, {"d", "e"}}, exact: true},
 		{plan: saga.Must(saga.Define("pay", 1, remote("a"), remote("b"), pivot, forward("f", 3), last)),
 			chains: [][]string{{"a", "b", "p", "f", "z"}}, pivot: "p", exact: true},
-		{plan: saga.Must(saga.Must(saga.Define("mixed", 1, local(schema, "y"), within(remote("a")), local(schema, "z"), remote("b"))).Within(20 * time.Second)),
+		{plan: saga.Must(saga.Must(saga.Define("mixed", 1, local(schema, "y"), within(undone("a")), local(schema, "z"), undone("b"))).Within(20 * time.Second)),
 			chains: [][]string{{"y", "a", "z", "b"}}},
-		{plan: saga.Must(saga.Define("nest", 1, remote("a"), nested, remote("d"))),
+		{plan: saga.Must(saga.Define("nest", 1, undone("a"), nested, undone("d"))),
 			chains: [][]string{{"a", "b", "d"}, {"a", "c", "d"}}, exact: true},
 	}
 	byName := map[string]kind{"inner": {plan: inner}}

@@ -348,7 +348,7 @@ func (s *storm) start(key string, b begun) {
 	}
 }
 
-// drain waits until all have ended, or are stuck, and nothing is parked to run again.
+// drain waits until all have ended, or are stuck or held, and nothing is parked to run again.
 func (s *storm) drain() {
 	s.Helper()
 	s.loseNothing()
@@ -362,6 +362,7 @@ func (s *storm) drain() {
 		}
 		rows, _ := s.pool.Query(s.Context(), `
 			SELECT key || ' ' || path || ' ' || status || ' ' || progress FROM `+s.config.Schema+`.saga WHERE ended_at IS NULL AND status <> 'stuck'
+				AND NOT (status = 'running' AND reason <> '' AND tries = 0 AND due_at IS NULL)
 			UNION ALL SELECT 'parked ' || key || ' ' || step || ' ' || n || ' ' || error FROM `+s.config.Schema+`.parked WHERE state = 'retrying'`)
 		var err error
 		if left, err = pgx.CollectRows(rows, pgx.RowTo[string]); err != nil {

@@ -9,7 +9,7 @@ RETURNING id
 
 WITH changed AS (
 UPDATE {schema}.parked
-SET reason = 'calling', in_doubt = true, last_at = clock_timestamp(), due_at = clock_timestamp() + $2 * interval '1 microsecond',
+SET reason = 'calling', in_doubt = true, not_done = false, last_at = clock_timestamp(), due_at = clock_timestamp() + $2 * interval '1 microsecond',
 	earlier_failures = CASE
 		WHEN parked.error = '' OR parked.reason IN ('calling', 'unsettled', 'action-dead') THEN parked.earlier_failures
 		ELSE CASE WHEN jsonb_array_length(parked.earlier_failures) < 9 THEN parked.earlier_failures ELSE parked.earlier_failures - 1 END
@@ -41,7 +41,7 @@ SELECT in_doubt,
 		WHEN reason IN ('calling', 'waits-for-action', 'waits-for-order') OR redriven_at > last_at THEN $2::bigint
 		ELSE $3::bigint END * interval '1 microsecond' - clock_timestamp()) * 1000000)::bigint,
 	(extract(epoch FROM coalesce(redriven_at, first_at) + $2::bigint * interval '1 microsecond' - clock_timestamp()) * 1000000)::bigint,
-	reason = 'unsettled'
+	reason = 'unsettled', not_done OR attempts = 1 AND round = 0
 FROM {schema}.parked
 WHERE id = $1
 ---- effectQueries.readOther
@@ -53,7 +53,7 @@ WHERE scope = $1 AND key = $2 AND step = $3 AND n = $4 AND kind = $5 AND state =
 
 WITH changed AS (
 UPDATE {schema}.parked
-SET in_doubt = $2, last_at = last_at + CASE state WHEN 'retrying' THEN $3::bigint ELSE 0 END * interval '1 microsecond'
+SET in_doubt = $2, not_done = $4, last_at = last_at + CASE state WHEN 'retrying' THEN $3::bigint ELSE 0 END * interval '1 microsecond'
 WHERE id = $1
 	RETURNING 1)
 SELECT CASE WHEN count(*) <> greatest(count(*), 1)
@@ -67,7 +67,7 @@ VALUES ('dead', $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, clo
 ---- queries.cancelParked
 
 DELETE FROM {schema}.parked
-WHERE scope = $1 AND key = $2 AND step = $3 AND n = $4 AND kind = 'action' AND state = 'retrying'
+WHERE scope = $1 AND key = $2 AND step = $3 AND n = $4 AND kind = 'action' AND reason <> 'key-reused'
 ---- queries.claimMany
 
 INSERT INTO {schema}.inbox (scope, key, step, n, state, attempts, digest, undo_digest)
@@ -220,6 +220,11 @@ WHERE EXISTS (
 	SELECT FROM {schema}.parked p
 	WHERE (p.scope, p.key, p.step) = (a.scope, a.key, a.step) AND p.n <> a.n AND p.state = 'retrying'
 		AND p.reason <> 'waits-for-action')
+---- queries.readNotDone
+
+SELECT coalesce(bool_and((not_done OR attempts = 0 AND round = 0) AND $6 <> ALL (header_names)), false)
+FROM {schema}.parked
+WHERE scope = $1 AND key = $2 AND step = $3 AND n = $4 AND kind = 'action' AND state = $5 AND reason <> 'key-reused'
 ---- queries.readStats
 
 WITH parked AS (
