@@ -94,18 +94,17 @@ func (s *settler) settleVerdict(ctx context.Context, tx pgx.Tx, a *attempt, v ve
 	case tombstone:
 		a.noteOutcome(OutcomeTombstone, "", nil)
 		if !a.older { // the claim was the tombstone
-			s.reportTombstone(ctx, a)
+			s.reportTombstone(ctx, a, Unhandled{})
 			return nil
 		}
-		b := &pgx.Batch{}
-		queueAnew(b, s.sql.cancelParked, a.identity()...)
-		if err := tx.SendBatch(ctx, b).Close(); err != nil {
-			return fmt.Errorf("consumer: cancel parked action: %w", err)
+		u, err := s.cancelAction(ctx, tx, a)
+		if err == nil {
+			err = s.moveStep(ctx, tx, a, void, a.found.undoAttempts)
 		}
-		if err := s.moveStep(ctx, tx, a, void, a.found.undoAttempts); err != nil {
+		if err != nil {
 			return err
 		}
-		s.reportTombstone(ctx, a)
+		s.reportTombstone(ctx, a, u)
 		return s.deleteParked(ctx, tx, a)
 	case wait:
 		spent := 0
@@ -131,10 +130,25 @@ func (s *settler) settleVerdict(ctx context.Context, tx pgx.Tx, a *attempt, v ve
 	}
 }
 
-// reportTombstone logs that a compensation came before its action, and emits what Unhandled answers.
-func (s *settler) reportTombstone(ctx context.Context, a *attempt) {
+// cancelAction removes the parked message of the action that the compensation a is for. It returns why the action had
+// failed, if it had.
+func (s *settler) cancelAction(ctx context.Context, tx pgx.Tx, a *attempt) (u Unhandled, err error) {
+	b := &pgx.Batch{}
+	queueAnew(b, s.sql.cancelParked, a.identity()...).Query(func(rows pgx.Rows) error {
+		_, err := pgx.ForEachRow(rows, []any{&u.Reason, &u.Error}, func() error { return nil })
+		return err
+	})
+	if err := tx.SendBatch(ctx, b).Close(); err != nil {
+		return u, fmt.Errorf("consumer: cancel parked action: %w", err)
+	}
+	return u, nil
+}
+
+// reportTombstone logs that a compensation came before its action, or has cancelled it, and emits what Unhandled answers
+// to u.
+func (s *settler) reportTombstone(ctx context.Context, a *attempt, u Unhandled) {
 	s.reporter.logTombstone(ctx, a)
-	s.emitUnhandled(ctx, a, Unhandled{})
+	s.emitUnhandled(ctx, a, u)
 }
 
 // reportSuperseded makes a dead letter of an action that is redelivered although its compensation found nothing to

@@ -238,9 +238,12 @@ type Unhandled struct {
 	// often the handler was entered. Nothing can be queued.
 	Delivery
 
-	Dead   bool   // it is a dead letter; else a compensation that found nothing to undo
-	Reason Reason // why it is a dead letter
-	Error  string // the same in words, as it is stored
+	Dead bool // it is a dead letter; else a compensation that found nothing to undo
+
+	// Reason says why it is a dead letter, and Error the same in words, as they are stored. Of a compensation that has
+	// cancelled a failed action they are those of the action.
+	Reason Reason
+	Error  string
 }
 
 // emitUnhandled asks a's step what to emit for a message that ends unhandled. If that fails, the message ends

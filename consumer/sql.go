@@ -236,7 +236,8 @@ var sqlDeleteParked = txguard.MustChange(`DELETE FROM {schema}.parked WHERE id =
 // another payload under its identity stays, for an operator to look at.
 const sqlCancelParked = `
 DELETE FROM {schema}.parked
-WHERE scope = $1 AND key = $2 AND step = $3 AND n = $4 AND kind = 'action' AND reason <> 'key-reused'`
+WHERE scope = $1 AND key = $2 AND step = $3 AND n = $4 AND kind = 'action' AND reason <> 'key-reused'
+RETURNING reason, error`
 
 // sqlReadNotDone reads, under the row's lock, whether the action that is parked in state $5 is known to have had no
 // effect, because it was never entered, or as not_done says. A message with the header $6 may have run before. If the

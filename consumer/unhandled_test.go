@@ -72,7 +72,7 @@ var ends = map[string]struct {
 	},
 	"cancelled": {
 		err: errors.New("no"), cancelParked: true,
-		arrive: []*message.Message{act("k"), undo("k")}, want: []string{"undo k process-payment 0 false"},
+		arrive: []*message.Message{act("k"), undo("k")}, want: []string{"undo k process-payment 0 false failed"},
 	},
 	"overtaken": {
 		arrive: []*message.Message{undo("k"), again(act("k"))},

@@ -17,6 +17,10 @@ func (q *inquiry) adviseStep(s *SagaPart, t *Timeline, step *TimelineStep, where
 	skip := func() string { return q.formatVerb(s, t, "skip", step) }
 	letters := q.findDeadLetters(s, step)
 	switch {
+	case len(letters) > 0 && letters[0].Reason == consumer.ReasonParked && acceptsReject(t, step):
+		return q.formatRedrive(letters) + "; to reject it, " + q.formatVerb(s, t, "reject", step) + "; or, if it has been settled by other means, " + skip()
+	case len(letters) > 0 && letters[0].Kind == "action" && step.State == StepUndoStuck:
+		return q.formatRedrive(letters) + ", which does the step and then undoes it; or, if it has done nothing, or was undone by other means, " + skip()
 	case len(letters) > 0:
 		return q.formatRedrive(letters) + "; or, if it has been settled by other means, " + skip()
 	case where.What == "discarded":
@@ -47,11 +51,16 @@ func isUnread(reason string) bool {
 
 // listVerbs returns the verbs that a stuck step accepts.
 func listVerbs(t *Timeline, step *TimelineStep) string {
-	pivot := slices.IndexFunc(t.Steps, func(s TimelineStep) bool { return s.Pivot })
-	if step.State == StepUndoStuck || pivot >= 0 && step.Number > t.Steps[pivot].Number {
-		return "retry or skip"
+	if acceptsReject(t, step) {
+		return "retry, skip or reject"
 	}
-	return "retry, skip or reject"
+	return "retry or skip"
+}
+
+// acceptsReject reports whether a step that is stuck or held can be rejected: its action, and not behind the pivot.
+func acceptsReject(t *Timeline, step *TimelineStep) bool {
+	pivot := slices.IndexFunc(t.Steps, func(s TimelineStep) bool { return s.Pivot })
+	return step.State != StepUndoStuck && (pivot < 0 || step.Number <= t.Steps[pivot].Number)
 }
 
 // formatVerb returns the command line of a verb about a step, or its name.
@@ -119,7 +128,10 @@ func sortLetters(all []heldLetter) {
 // formatRedrive returns the command lines that redrive letters, one for each schema, or what they do.
 func (q *inquiry) formatRedrive(letters []heldLetter) string {
 	say := "once the cause is fixed: "
-	if letters[0].Reason == consumer.ReasonActionDead { // actions come first, so letters has no action
+	switch letters[0].Reason {
+	case consumer.ReasonParked:
+		say = "once it is approved: "
+	case consumer.ReasonActionDead: // actions come first, so letters has no action
 		say = "its action is no dead letter any more, so next: "
 	}
 	var parts []*SagaPart

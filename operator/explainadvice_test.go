@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/sagamill/sagamill/consumer"
 	"github.com/sagamill/sagamill/saga"
 )
 
@@ -51,6 +52,35 @@ func TestSentencesForPagesHaveNoCommands(t *testing.T) {
 		if buttons && (strings.Contains(got.Text, "sagamill") || !strings.Contains(got.Text, "a redrive of letter 5 of schema trips") || len(q.commands) > 0) {
 			t.Errorf("the sentence is %q, commands left %q", got.Text, q.commands)
 		}
+	}
+}
+
+// The advice about a dead letter depends on who made it one, and names what a redrive costs.
+func TestAdviceAboutADeadLetter(t *testing.T) {
+	t.Parallel()
+	const redrive, skip, reject = "sagamill dead redrive -schema trips -id 5", `sagamill saga skip k -schema trips -step s -why "…"`, `sagamill saga reject k -schema trips -step s -why "…"`
+	for name, tt := range map[string]struct {
+		reason consumer.Reason
+		state  StepState
+		pivot  bool // the step comes after it
+		want   string
+	}{
+		"held":               {consumer.ReasonTerminal, StepRunning, false, "once the cause is fixed: " + redrive + "; or, if it has been settled by other means, " + skip},
+		"parked":             {consumer.ReasonParked, StepRunning, false, "once it is approved: " + redrive + "; to reject it, " + reject + "; or, if it has been settled by other means, " + skip},
+		"behind the pivot":   {consumer.ReasonParked, StepRunning, true, "once it is approved: " + redrive + "; or, if it has been settled by other means, " + skip},
+		"its saga is undone": {consumer.ReasonTerminal, StepUndoStuck, false, "once the cause is fixed: " + redrive + ", which does the step and then undoes it; or, if it has done nothing, or was undone by other means, " + skip},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := &SagaPart{Source: Source{Name: "trips", Flags: " -schema trips"}}
+			s.Inbox.Letters = []DeadLetter{{ID: 5, State: StateDead, Kind: "action", Step: "s", N: "1", Reason: tt.reason}}
+			step := TimelineStep{Number: 2, Name: "s", State: tt.state, Held: tt.state == StepRunning, Type: "t", N: "1"}
+			timeline := &Timeline{Instance: Instance{Address: saga.Address{Key: "k"}}, Steps: []TimelineStep{{Number: 1, Name: "first", Pivot: tt.pivot}, step}}
+			q := &inquiry{parts: []*SagaPart{s}, told: map[any]bool{}}
+			if got := q.adviseStep(s, timeline, &step, Finding{What: "dead-letter"}); got != tt.want {
+				t.Errorf("advice %q, want %q", got, tt.want)
+			}
+		})
 	}
 }
 

@@ -149,6 +149,44 @@ func TestADeadLetterWhoseDeadlinePasses(t *testing.T) {
 	}
 }
 
+// A step whose Effect is known not to have happened is cancelled with the saga, and says why it had failed. The provider
+// is not called again, for the charge or for its refund.
+func TestACancelledSagaLeavesOutWhatHasNotHappened(t *testing.T) {
+	t.Parallel()
+	d := newDesk(t)
+	def := saga.Must(saga.Define("trip", 1, book("flight"), book("hotel")))
+	d.orchestrate(def)
+	var calls atomic.Int32
+	call := func(context.Context, consumer.Message[request], string) (answer, error) {
+		calls.Add(1)
+		return answer{}, consumer.NotDone(errors.New("status 503"))
+	}
+	record := func(_ context.Context, _ pgx.Tx, in consumer.Message[request], a answer, emit consumer.Emit) error {
+		return saga.Done(emit, in.Delivery, a)
+	}
+	hotel := d.booking("hotel")
+	hotel.Action, hotel.RetryBase, hotel.RetryCap = consumer.Effect("hotel.book", call, nil, record), time.Hour, time.Hour
+	d.participate(d.booking("flight"), hotel)
+	start(d.place, def, "k", trip{Item: "x"})
+	d.await("the call has failed", func() bool {
+		var failed bool
+		err := d.db.QueryRow(t.Context(), "SELECT EXISTS (SELECT FROM "+d.schema+".parked WHERE not_done)").Scan(&failed)
+		return err == nil && failed
+	})
+	d.must("k", operator.VerbCancel, "")
+	d.until("k", saga.StatusCompensated)
+	got := d.get("k")
+	if s := got.Steps[1]; s.State != operator.StepUndone || !s.Nothing || s.Reason != "status 503" {
+		t.Errorf("step %s is %s, nothing %t, reason %q", s.Name, s.State, s.Nothing, s.Reason)
+	}
+	if s := got.Steps[0]; s.Nothing {
+		t.Errorf("step %s is said not to have happened", s.Name)
+	}
+	if effects := d.effects("k"); effects != "[flight no flight]" || calls.Load() != 1 {
+		t.Errorf("effects %s after %d calls", effects, calls.Load())
+	}
+}
+
 // A message that the outbox refuses is a mistake, and no outcome of the business: the step is stuck, nothing is
 // compensated, and after the mend a redrive completes the saga.
 func TestAnInvalidMessageCompensatesNothing(t *testing.T) {

@@ -27,7 +27,8 @@ const HeaderReplyTo = flow.HeaderReplyTo
 // The types of the messages that orchestrators take.
 //
 // The body of a TypeReply is a JSON object. Its member "outcome" is "done", with a "result", for a step that is done;
-// "undone" for a compensation after which nothing is left of the step, or before which there was nothing;
+// "undone" for a compensation after which nothing is left of the step, or, with a member "nothing" that is true, before
+// which there was nothing, and perhaps with the "reason" why the action had failed;
 // "rejected", with a "reason", if the participant has decided to do nothing; or "failed", with a "reason", if the
 // message is a dead letter of the participant, so that its effect is not known. The first 500 bytes of a reason are
 // kept.
@@ -159,7 +160,7 @@ func Participant(s consumer.Step) consumer.Step {
 // replyUnhandled returns the reply to a message that ended without its handler. It returns none if the message is no
 // command of a saga.
 func replyUnhandled(u consumer.Unhandled) (outbox.Message, bool) {
-	body, suffix := flow.ReplyBody{Outcome: flow.OutcomeUndone}, ""
+	body, suffix := flow.ReplyBody{Outcome: flow.OutcomeUndone, Nothing: true, Reason: u.Error}, ""
 	if u.Dead {
 		body, suffix = flow.ReplyBody{Outcome: outcomeOfDead(&u), Reason: "dead letter, " + string(u.Reason)}, randomSuffix()
 		if u.Reason != consumer.ReasonActionDead { // which needs no further words

@@ -282,7 +282,10 @@ func replyMessage(topic string, result reflect.Type, undo, nested bool) Message 
 		"outcome": map[string]any{"type": "string", "enum": outcomes},
 		"reason":  map[string]any{"type": "string", "description": "of an outcome other than done and undone"},
 	}
-	if !undo {
+	if undo {
+		properties["reason"] = map[string]any{"type": "string", "description": "of an outcome other than undone, or why an action had failed that has not happened"}
+		properties["nothing"] = map[string]any{"type": "boolean", "description": "with undone: the action has not happened, and never will"}
+	} else {
 		properties["result"] = schemaOf(result)
 	}
 	return Message{

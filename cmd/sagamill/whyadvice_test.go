@@ -33,7 +33,7 @@ func freeStuckSaga(t *testing.T, incarnation string) {
 	f.command(0, "saga", "cancel", "k", "-why", "the customer has left")
 	f.deliver("flight.cancel")
 	f.deliver("saga.trip")
-	f.why("k", "once the cause is fixed: sagamill dead redrive -schema flights -id 1,2; or, if it has been settled by other means, sagamill saga skip k -schema trips"+path+" -step flight -why \"…\"\n")
+	f.why("k", "once the cause is fixed: sagamill dead redrive -schema flights -id 1,2, which does the step and then undoes it; or, if it has done nothing, or was undone by other means, sagamill saga skip k -schema trips"+path+" -step flight -why \"…\"\n")
 	f.why("k", "1.1 in schema flights: terminal: it is full; sagamill dead show -schema flights -id 1\n")
 	f.answer(func() (any, error) { return trip{"!"}, nil })
 	f.command(0, "dead", "redrive", "-id", "1", "-schema", f.flights)

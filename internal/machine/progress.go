@@ -60,7 +60,8 @@ type Step struct {
 	Doubt   bool   `json:"doubt,omitempty"`   // of a step that is stuck, or was skipped: it may have been done
 	Resend  bool   `json:"resend,omitempty"`  // the last message is to be sent once more
 	Held    bool   `json:"held,omitempty"`    // its command is a dead letter at the participant
-	Reason  string `json:"reason,omitempty"`  // of the last failure, or of Held
+	Nothing bool   `json:"nothing,omitempty"` // of a step that is undone: its action has not happened
+	Reason  string `json:"reason,omitempty"`  // of the last failure, of Held, or of the action that has not happened
 
 	Began     Millis `json:"began,omitempty"` // the first attempt at the action
 	Sent      Millis `json:"sent,omitempty"`  // the last attempt at anything

@@ -68,6 +68,7 @@ VALUES ('dead', $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, clo
 
 DELETE FROM {schema}.parked
 WHERE scope = $1 AND key = $2 AND step = $3 AND n = $4 AND kind = 'action' AND reason <> 'key-reused'
+RETURNING reason, error
 ---- queries.claimMany
 
 INSERT INTO {schema}.inbox (scope, key, step, n, state, attempts, digest, undo_digest)
