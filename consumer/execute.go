@@ -46,9 +46,10 @@ type attempt struct {
 	recorded  int   // attempts that an earlier transaction tried to record with cause; it may have failed
 	counted   bool  // the coming entry into the handler is already counted in the database
 	barred    bool  // that entry does not happen: MaxAttempts are used up
-	direct    bool  // the handler has used the transaction; in a batch: behind a savepoint of its own
-	bodyTaken bool  // a handler had the decoded body, and may have changed it
-	leaked    bool  // the handler may have committed the claim by ending the transaction; it is to be reopened
+	contest   contest
+	direct    bool // the handler has used the transaction; in a batch: behind a savepoint of its own
+	bodyTaken bool // a handler had the decoded body, and may have changed it
+	leaked    bool // the handler may have committed the claim by ending the transaction; it is to be reopened
 
 	emitted  []outbox.Message // messages that the present transaction puts into the outbox
 	call     *effectCall      // the call of an Effect that the present transaction has leased
@@ -236,7 +237,7 @@ func (x *executor) executeAttempt(ctx context.Context, a *attempt) error {
 			a.call = nil // it was of a transaction that did not commit
 			err := x.countBeforehand(ctx, a)
 			if err == nil {
-				err = x.runTransaction(ctx, a)
+				err = x.runContested(ctx, a)
 			}
 			if err == nil && a.call != nil {
 				x.effects.makeCall(ctx, a)
@@ -364,6 +365,51 @@ func (a *attempt) noteCounted(attempts int) error {
 	return a.cause
 }
 
+// How often, and for how long, a transaction that loses against others is repeated at once.
+const (
+	maxRepeats  = 5
+	repeatLimit = 2 * time.Second
+)
+
+// repeatPolicy is the wait before a transaction is repeated.
+var repeatPolicy = backoff.Policy{Base: 20 * time.Millisecond, Cap: 400 * time.Millisecond}
+
+// A contest counts the transactions of an attempt that have lost against others.
+type contest struct {
+	lost  int
+	until time.Time // end of repeatLimit; zero: none has lost
+}
+
+// errContested reports that a transaction has lost against others, was rolled back, and is to be repeated.
+var errContested = errors.New("consumer: the transaction has lost against others")
+
+// mayRepeat reports whether the transaction of a, which ended with err, is to be repeated. Where a handler has effects
+// outside of its transaction, an entry always counts.
+func (a *attempt) mayRepeat(conn *pgx.Conn, err error) bool {
+	if !isConflict(err) || a.step.Single || a.input.effect != nil || conn.IsClosed() || errors.Is(err, errTxInUse) || txguard.StatusOf(conn) == txguard.Ended {
+		return false
+	}
+	now := time.Now()
+	if a.contest.until.IsZero() {
+		a.contest.until = now.Add(repeatLimit)
+	}
+	a.contest.lost++
+	return a.contest.lost <= maxRepeats && now.Before(a.contest.until)
+}
+
+// runContested runs a's transaction, and again at once while it loses against others: that says nothing about the
+// message. All of it is rolled back each time, and together it is one attempt.
+func (x *executor) runContested(ctx context.Context, a *attempt) error {
+	for {
+		err := x.runTransaction(ctx, a)
+		if !errors.Is(err, errContested) || backoff.Sleep(ctx, repeatPolicy.Wait(a.contest.lost)) != nil {
+			return err
+		}
+		a.phase = phasePending
+		a.setEmitted(nil)
+	}
+}
+
 // runTransaction claims the row of a's step and does what the row says, in one transaction. After an error in
 // phaseEntered the transaction is lost, or its outcome is unknown.
 func (x *executor) runTransaction(ctx context.Context, a *attempt) error {
@@ -402,6 +448,9 @@ func (x *executor) runHandler(ctx context.Context, tx pgx.Tx, a *attempt) error 
 	}
 	if err == nil || a.phase == phasePending {
 		return err
+	}
+	if a.mayRepeat(tx.Conn(), err) {
+		return errors.Join(errContested, err)
 	}
 	x.reporter.logFailure(ctx, a, err)
 	if errors.Is(err, errTxInUse) {

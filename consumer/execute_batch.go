@@ -48,11 +48,19 @@ type batch struct {
 }
 
 // executeBatch executes attempts in one transaction and returns those for which there was no time. If the
-// transaction fails as a whole, it executes each attempt alone.
+// transaction loses against others, it is repeated once. If it fails as a whole, executeBatch executes each attempt alone.
 func (x *executor) executeBatch(ctx, work context.Context, attempts []*attempt) (later []*attempt) {
 	defer x.reporter.reportDeserted(work, attempts)
 	b := &batch{x: x, attempts: attempts}
 	err := guard.Call(func() error { return b.runTransaction(ctx, work) })
+	if b.wasContested(err) && backoff.Sleep(work, repeatPolicy.Wait(1)) == nil {
+		x.reporter.reportUndone(work, attempts)
+		for _, a := range attempts {
+			a.takeBack(0)
+		}
+		b = &batch{x: x, attempts: attempts}
+		err = guard.Call(func() error { return b.runTransaction(ctx, work) })
+	}
 	if err == nil {
 		x.reporter.reportBatch(work, attempts[:b.ran])
 		x.settler.ackAttempts(attempts[:b.ran]...)
@@ -66,20 +74,29 @@ func (x *executor) executeBatch(ctx, work context.Context, attempts []*attempt) 
 		b.reopenUntilDone(ctx, work)
 	}
 	x.reporter.reportUndone(work, attempts)
+	spent := 1
+	if b.wasContested(err) {
+		spent = 0
+	}
 	for _, a := range attempts {
-		a.takeBack()
+		a.takeBack(spent)
 		x.executeOne(ctx, work, a)
 	}
 	return nil
 }
 
-// takeBack resets a after a batch that failed. Its entry into the handler stays spent.
-func (a *attempt) takeBack() {
+// wasContested reports whether the batch, which ended with err, has lost against other transactions, and was rolled back.
+func (b *batch) wasContested(err error) bool {
+	return isConflict(err) && !slices.ContainsFunc(b.attempts, func(a *attempt) bool { return a.phase == phaseLost })
+}
+
+// takeBack resets a after a batch that failed. Its entry into the handler, if there was one, costs spent entries.
+func (a *attempt) takeBack(spent int) {
 	if a.phase == phaseLost {
 		return
 	}
 	if a.phase == phaseEntered {
-		a.spent++
+		a.spent += spent
 	}
 	a.phase = phasePending
 	a.setEmitted(nil)
@@ -235,9 +252,14 @@ func (b *batch) sendQueued(ctx context.Context, a *attempt) error {
 // recordFailure rolls back what a's handler has done, if it did anything, and parks a.
 func (b *batch) recordFailure(ctx context.Context, a *attempt, cause error) error {
 	b.worked = true
+	conn := b.tx.Conn()
+	isLost := conn.IsClosed() || conn.PgConn().IsBusy() || txguard.StatusOf(conn) == txguard.Ended
+	if isConflict(cause) && !isLost {
+		return cause // which says nothing about a
+	}
 	b.x.reporter.logFailure(ctx, a, cause)
-	b.x.database.suspectSession(b.tx.Conn(), cause)
-	if conn := b.tx.Conn(); conn.IsClosed() || conn.PgConn().IsBusy() || txguard.StatusOf(conn) == txguard.Ended {
+	b.x.database.suspectSession(conn, cause)
+	if isLost {
 		a.lose(cause)
 		return cause
 	}
@@ -277,7 +299,7 @@ func (b *batch) commitBatch(ctx context.Context) error {
 		return err
 	}
 	err := b.x.database.commit(ctx, b.tx, last, savepointFor(b.attempts))
-	if err == nil || reached == queued || b.tx.Conn().IsClosed() || txguard.StatusOf(b.tx.Conn()) != txguard.Aborted {
+	if err == nil || reached == queued || isConflict(err) || b.tx.Conn().IsClosed() || txguard.StatusOf(b.tx.Conn()) != txguard.Aborted {
 		return err
 	}
 	if _, lost := b.tx.Conn().Exec(ctx, "ROLLBACK TO SAVEPOINT "+batchSavepoint); lost != nil {

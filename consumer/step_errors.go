@@ -8,7 +8,6 @@ import (
 
 	"github.com/jackc/pgx/v5/pgconn"
 
-	"github.com/sagamill/sagamill/internal/backoff"
 	"github.com/sagamill/sagamill/internal/guard"
 	"github.com/sagamill/sagamill/internal/pg"
 	"github.com/sagamill/sagamill/internal/txguard"
@@ -106,18 +105,11 @@ func RetryAfter(err error, d time.Duration) error {
 	return retryError{err, min(d, MaxRetryAfter)}
 }
 
-// conflictBase is the ceiling of the wait after the first lost race for a lock.
-const conflictBase = 20 * time.Millisecond
-
-// waitAfter returns how long after cause, which ended the given attempt, the next one is due. An attempt that lost
-// against another transaction waits less than one that met a fault.
+// waitAfter returns how long after cause, which ended the given attempt, the next one is due.
 func (s *Step) waitAfter(cause error, attempt int) time.Duration {
 	var asked retryError
-	switch {
-	case errors.As(cause, &asked) && asked.after > 0:
+	if errors.As(cause, &asked) && asked.after > 0 {
 		return asked.after
-	case isConflict(cause):
-		return backoff.Policy{Base: min(conflictBase, s.RetryBase), Cap: s.RetryCap}.Wait(attempt)
 	}
 	return s.retryPolicy().Wait(attempt)
 }

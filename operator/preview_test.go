@@ -143,9 +143,6 @@ var planCases = []struct {
 		handle(t, f.c, act("k"), undo("k"))
 		f.exec(t, "UPDATE {schema}.parked SET id = DEFAULT WHERE kind = 'action'")
 	}},
-	{name: "an action that was cancelled", want: "superseded", row: "void", arrange: func(t *testing.T, f *letterFixture) {
-		handle(t, f.c, booking("book", "k"), booking("unbook", "k"))
-	}},
 	{name: "a compensation that cancels", want: "nothing-to-undo", guess: "action-dead", row: "void", filter: Filter{Kind: "compensation"}, arrange: func(t *testing.T, f *letterFixture) {
 		handle(t, f.c, booking("book", "k"), saying(booking("unbook", "k"), "{"))
 		f.edit(t, Edit{Payload: []byte("{}")})

@@ -1,0 +1,88 @@
+package consumer
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// losing returns a handler that loses against another transaction as often as it is told.
+func (f *fixture) losing(code string, losses int, entries *atomic.Int32) Handler[payment] {
+	paid := f.effect("paid")
+	return func(ctx context.Context, tx pgx.Tx, in Message[payment], emit Emit) error {
+		if err := paid(ctx, tx, in, emit); err != nil {
+			return err
+		}
+		if int(entries.Add(1)) > losses {
+			return nil
+		}
+		_, err := tx.Exec(ctx, "DO $$ BEGIN RAISE EXCEPTION 'it lost' USING ERRCODE = '"+code+"'; END $$")
+		return err
+	}
+}
+
+// A transaction that loses against others is repeated at once, and together that is one attempt.
+func TestALostRaceIsRepeatedAtOnce(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		code    string
+		losses  int
+		single  bool
+		entries int32
+		want    stored
+	}{
+		"a deadlock":              {"40P01", 3, false, 4, stored{Row: "done 1 0", Effects: "paid k 1"}},
+		"a serialization failure": {"40001", 3, false, 4, stored{Row: "done 1 0", Effects: "paid k 1"}},
+		"always":                  {"40P01", 100, false, maxRepeats + 1, stored{Row: "retrying 1 0", Parked: "retrying action failed 1"}},
+		"a step that runs alone":  {"40P01", 1, true, 1, stored{Row: "retrying 1 0", Parked: "retrying action failed 1"}},
+		"another error":           {"22012", 1, false, 1, stored{Row: "retrying 1 0", Parked: "retrying action failed 1"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFixture(t)
+			var entries atomic.Int32
+			step := f.step(f.losing(tt.code, tt.losses, &entries), nil)
+			step.Single = tt.single
+			handle(t, f.consumer(t, Options{}, step), act("k"))
+			compareStored(t, tt.want, stored{Row: f.row(t), Parked: f.parked(t), Effects: f.effects(t)})
+			if entries.Load() != tt.entries && name != "always" || entries.Load() > tt.entries { // it may take too long
+				t.Errorf("%d entries, want %d", entries.Load(), tt.entries)
+			}
+		})
+	}
+}
+
+// A batch that loses is repeated once. If it loses again, its messages are handled one by one. Nobody's attempts are spent.
+func TestABatchThatLosesARaceIsRepeated(t *testing.T) {
+	t.Parallel()
+	for losses, want := range map[int]int32{1: 2, 2: 3, 4: 5} { // entries of the message that loses
+		t.Run(fmt.Sprint(losses, " losses"), func(t *testing.T) {
+			t.Parallel()
+			f := newFixture(t)
+			var entries, others atomic.Int32
+			loses, paid := f.losing("40P01", losses, &entries), f.effect("paid")
+			step := f.step(func(ctx context.Context, tx pgx.Tx, in Message[payment], emit Emit) error {
+				if in.Key == "b" {
+					return loses(ctx, tx, in, emit)
+				}
+				others.Add(1)
+				return paid(ctx, tx, in, emit)
+			}, nil)
+			c := f.consumer(t, Options{BatchTime: time.Minute}, step)
+			settle(t, c, act("a"), act("b"), act("c"))
+			if got := f.texts(t, "SELECT concat_ws(' ', key, state, attempts) FROM {schema}.inbox ORDER BY key"); fmt.Sprint(got) != "[a done 1 b done 1 c done 1]" {
+				t.Errorf("rows %v; parked %s", got, f.parked(t))
+			}
+			if entries.Load() != want {
+				t.Errorf("%d entries of the message that loses, want %d", entries.Load(), want)
+			}
+			if got, want := f.effects(t), "paid a 1, paid b 1, paid c 1"; got != want {
+				t.Errorf("effects %q, want %q", got, want)
+			}
+		})
+	}
+}
