@@ -3,6 +3,7 @@ package consumer
 import (
 	"context"
 	"fmt"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -84,5 +85,25 @@ func TestABatchThatLosesARaceIsRepeated(t *testing.T) {
 				t.Errorf("effects %q, want %q", got, want)
 			}
 		})
+	}
+}
+
+// A statement beside open rows fails, and the error says what to do.
+func TestOpenRowsAreExplained(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	c := f.consumer(t, Options{}, f.step(func(ctx context.Context, tx pgx.Tx, _ Message[payment], _ Emit) error {
+		rows, err := tx.Query(ctx, "SELECT generate_series(1, 10000)")
+		if err != nil {
+			return err
+		}
+		defer rows.Close()
+		rows.Next()
+		_, err = tx.Exec(ctx, "SELECT 1")
+		return err
+	}, nil))
+	handle(t, c, act("k"))
+	if got := f.texts(t, "SELECT error FROM {schema}.parked"); len(got) != 1 || !strings.Contains(got[0], "conn busy (the rows of an earlier query are still open") {
+		t.Errorf("errors %q", got)
 	}
 }

@@ -4,7 +4,9 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
+	"strings"
 	"sync"
 	"time"
 
@@ -56,6 +58,7 @@ func (h *handlers) enterHandler(ctx context.Context, conn *pgx.Conn, part *lazyt
 		}
 		return a.input.run(ctx, txguard.Wrap(part.Holder()), a.Delivery, body, a.out.emitMessages)
 	})
+	err = explainBusy(err)
 	switch {
 	case !part.End():
 		err = errors.Join(errTxInUse, err)
@@ -67,6 +70,14 @@ func (h *handlers) enterHandler(ctx context.Context, conn *pgx.Conn, part *lazyt
 		err = errors.Join(Terminal(errTxEnded), err)
 	}
 	return err
+}
+
+// explainBusy says what pgx's error means that a statement was sent while the result of another one was still open.
+func explainBusy(err error) error {
+	if err == nil || !strings.Contains(err.Error(), "conn busy") {
+		return err
+	}
+	return fmt.Errorf("%w (the rows of an earlier query are still open: read them to the end, or close them, before the next statement)", err)
 }
 
 // takeBody returns the body, decoded anew for each further entry: an earlier one may have changed what it points to.

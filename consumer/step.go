@@ -38,7 +38,7 @@ type Step struct {
 	Action       Input  // the message that starts the step; required
 	Compensation Input  // the message that undoes the step; this message has the same key as the message of Action; default: the step cannot be undone
 
-	MaxAttempts int           // largest number of attempts of the action, and of the compensation; an attempt that ends with a crash counts too; default: 10
+	MaxAttempts int           // largest number of attempts of the action, and of the compensation; an attempt that ends with a crash counts too; a rejection of saga.On is no failure; default: 10
 	RetryBase   time.Duration // longest wait between the first failed attempt and the next attempt; default: 1 s
 	RetryCap    time.Duration // longest wait between any failed attempt and the next attempt; default: 5 min
 	Timeout     time.Duration // longest time for one run of a handler, or of one of the three functions of an [Effect] (call, verify and record); default: 30 s, at most MaxTimeout

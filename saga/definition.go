@@ -53,7 +53,8 @@ type Step[S any] struct {
 	OnDeadLetter Policy
 
 	// If a participant or a nested saga rejects the step, Retry limits the number of attempts; each attempt is a new
-	// command with its own number. For a Local, Retry limits the attempts after errors. Default: one attempt; if Do is
+	// command with its own number. A failure is no rejection: the participant tries its handler again, as often as its
+	// [consumer.Step] has MaxAttempts. For a Local, Retry limits the attempts after errors. Default: one attempt; if Do is
 	// a Local, 10 attempts.
 	Retry Retry
 	// If Undo is a [Local], UndoRetry limits the attempts after errors. A participant has its own attempts,

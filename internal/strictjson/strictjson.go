@@ -4,17 +4,27 @@
 package strictjson
 
 import (
+	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 )
 
 // MaxDepth is how deeply arrays and objects may be nested.
 const MaxDepth = 128
 
+// byteOrderMark is U+FEFF in UTF-8. A sender must not add it (RFC 8259, section 8.1).
+var byteOrderMark = []byte("\xef\xbb\xbf")
+
+var errByteOrderMark = errors.New("json: it begins with a byte order mark, which the sender must leave out")
+
 // Unmarshal is json.Unmarshal, but it refuses data with duplicate member
 // names (letter case aside) or nesting over [MaxDepth], and then leaves into
 // as it was. Unknown members are accepted: a newer sender may have added them.
 func Unmarshal(data []byte, into any) error {
+	if bytes.HasPrefix(data, byteOrderMark) {
+		return errByteOrderMark
+	}
 	if err := checkDocument(data); err != nil {
 		return err
 	}

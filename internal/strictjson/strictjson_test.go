@@ -32,6 +32,7 @@ func TestUnmarshalNamesTheMemberAndNothingElse(t *testing.T) {
 		{`{"` + long + `":1,"` + long + `":2}`, `json: member "` + long[:80] + `" is given twice`},
 		{`[{"x":1},{"x":1,"y":[{"x":2}],"X":3}]`, `json: member "X" is given twice`},
 		{strings.Repeat("[", 20_000), `json: nested more than 128 deep`},
+		{"\ufeff{}", `json: it begins with a byte order mark, which the sender must leave out`},
 		{`{"a":1} {`, `json: invalid character '{' after top-level value`},
 		{`{"a\q":1}`, `json: invalid character 'q' in string escape code`},
 		{``, `json: unexpected end of JSON input`},
