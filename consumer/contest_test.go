@@ -88,6 +88,60 @@ func TestABatchThatLosesARaceIsRepeated(t *testing.T) {
 	}
 }
 
+// A repeated batch begins with clean members: what fails in it is rolled back alone, and takes no other's work along.
+func TestARepeatedBatchKeepsItsMembersApart(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	var rounds, entries atomic.Int32
+	paid, loses := f.effect("paid"), f.losing("40P01", 1, &entries)
+	step := f.step(func(ctx context.Context, tx pgx.Tx, in Message[payment], emit Emit) error {
+		switch {
+		case in.Key == "a":
+			rounds.Add(1)
+			return paid(ctx, tx, in, emit)
+		case in.Key == "z":
+			return loses(ctx, tx, in, emit)
+		case in.N == "1" && rounds.Load() > 1:
+			in.Queue("SELECT 1/($1::integer - 1)", 1) // fails in the repetition
+		default:
+			in.Queue("INSERT INTO "+f.schema+".effect (what) VALUES ($1)", "queued "+in.N)
+		}
+		return nil
+	}, nil)
+	c := f.consumer(t, Options{BatchTime: time.Minute}, step)
+	settle(t, c, act("a"), numbered("k", "1"), numbered("k", "2"), act("z"))
+	if got, want := f.effects(t), "paid a 1, paid z 1, queued 2"; got != want {
+		t.Errorf("effects %q, want %q; parked %q", got, want, f.parked(t))
+	}
+	if got, want := f.parked(t), "retrying action failed 1"; got != want {
+		t.Errorf("parked %q, want %q", got, want)
+	}
+}
+
+// What a handler says itself has precedence over the conflict that it reports.
+func TestAHandlersVerdictAboutALostRace(t *testing.T) {
+	t.Parallel()
+	for want, verdict := range map[string]func(error) error{
+		"dead action terminal 1":   Terminal,
+		"dead action parked 0":     Park,
+		"retrying action failed 1": func(err error) error { return RetryAfter(err, time.Hour) },
+	} {
+		t.Run(want, func(t *testing.T) {
+			t.Parallel()
+			f := newFixture(t)
+			var entries atomic.Int32
+			loses := f.losing("40P01", 100, &entries)
+			step := f.step(func(ctx context.Context, tx pgx.Tx, in Message[payment], emit Emit) error {
+				return verdict(loses(ctx, tx, in, emit))
+			}, nil)
+			handle(t, f.consumer(t, Options{}, step), act("k"))
+			if got := f.parked(t); got != want || entries.Load() != 1 {
+				t.Errorf("parked %q after %d entries, want %q after one", got, entries.Load(), want)
+			}
+		})
+	}
+}
+
 // A statement beside open rows fails, and the error says what to do.
 func TestOpenRowsAreExplained(t *testing.T) {
 	t.Parallel()

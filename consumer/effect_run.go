@@ -45,7 +45,7 @@ var (
 type effectCall struct {
 	parked    parkedCopy
 	doubt     bool          // an earlier attempt may have had the effect
-	clear     bool          // all earlier attempts are known to have had none, also those before the step was an Effect
+	clear     bool          // all earlier entries are known to have had none, also those before the step was an Effect; verify knows nothing of these
 	unsettled time.Duration // time until a not-found answer of verify is trusted; 0 or less: now
 	until     time.Time     // the lease's end, or somewhat before it
 }
@@ -123,7 +123,7 @@ func (e *effects) effectLease(a *attempt, doubt bool) time.Duration {
 // readDoubt reads what is known of earlier attempts. Earlier attempts of a delivery were made before the step was an
 // Effect: only their number is known.
 func (e *effects) readDoubt(ctx context.Context, tx pgx.Tx, a *attempt, u *effectCall) error {
-	u.doubt, u.unsettled, u.clear = u.parked.attempts > 1, a.step.Settle, u.parked.attempts == 1
+	u.doubt, u.unsettled, u.clear = u.parked.attempts > 1, a.step.Settle, u.parked.attempts == 1 && !a.redelivered
 	forgotten, waits := e.effectLease(a, true)+a.step.Settle, false
 	if a.parked != nil {
 		var err error
@@ -219,7 +219,7 @@ func (e *effects) resolveCall(ctx context.Context, a *attempt) callResult {
 		case u.unsettled > 0:
 			return callResult{err: errUnsettled, doubt: true, unsettled: u.unsettled}
 		}
-		u.doubt, u.clear = false, true
+		u.doubt = false
 	}
 	if a.barred {
 		return callResult{err: errSpent, doubt: u.doubt}

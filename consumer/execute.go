@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"time"
 
@@ -46,10 +47,10 @@ type attempt struct {
 	recorded  int   // attempts that an earlier transaction tried to record with cause; it may have failed
 	counted   bool  // the coming entry into the handler is already counted in the database
 	barred    bool  // that entry does not happen: MaxAttempts are used up
-	contest   contest
-	direct    bool // the handler has used the transaction; in a batch: behind a savepoint of its own
-	bodyTaken bool // a handler had the decoded body, and may have changed it
-	leaked    bool // the handler may have committed the claim by ending the transaction; it is to be reopened
+	entered   bool  // the handler was entered in a batch that was rolled back
+	direct    bool  // the handler has used the transaction; in a batch: behind a savepoint of its own
+	bodyTaken bool  // a handler had the decoded body, and may have changed it
+	leaked    bool  // the handler may have committed the claim by ending the transaction; it is to be reopened
 
 	emitted  []outbox.Message // messages that the present transaction puts into the outbox
 	call     *effectCall      // the call of an Effect that the present transaction has leased
@@ -237,7 +238,7 @@ func (x *executor) executeAttempt(ctx context.Context, a *attempt) error {
 			a.call = nil // it was of a transaction that did not commit
 			err := x.countBeforehand(ctx, a)
 			if err == nil {
-				err = x.runContested(ctx, a)
+				err = x.runTransaction(ctx, a)
 			}
 			if err == nil && a.call != nil {
 				x.effects.makeCall(ctx, a)
@@ -365,49 +366,38 @@ func (a *attempt) noteCounted(attempts int) error {
 	return a.cause
 }
 
-// How often, and for how long, a transaction that loses against others is repeated at once.
+// How often, and for how long, an entry that loses against other transactions is repeated at once.
 const (
 	maxRepeats  = 5
 	repeatLimit = 2 * time.Second
 )
 
-// repeatPolicy is the wait before a transaction is repeated.
+// repeatPolicy is the wait before an entry is repeated.
 var repeatPolicy = backoff.Policy{Base: 20 * time.Millisecond, Cap: 400 * time.Millisecond}
 
-// A contest counts the transactions of an attempt that have lost against others.
-type contest struct {
-	lost  int
-	until time.Time // end of repeatLimit; zero: none has lost
+// isContested reports whether the transaction on conn, which is still open, has lost against others by err. What a
+// handler asks for, such as [Terminal], has precedence.
+func isContested(conn *pgx.Conn, err error) bool {
+	var asked retryError
+	return isConflict(err) && !conn.IsClosed() && !conn.PgConn().IsBusy() && txguard.StatusOf(conn) == txguard.Aborted &&
+		!errors.Is(err, ErrTerminal) && !errors.Is(err, ErrParked) && !errors.As(err, &asked)
 }
 
-// errContested reports that a transaction has lost against others, was rolled back, and is to be repeated.
-var errContested = errors.New("consumer: the transaction has lost against others")
-
-// mayRepeat reports whether the transaction of a, which ended with err, is to be repeated. Where a handler has effects
-// outside of its transaction, an entry always counts.
-func (a *attempt) mayRepeat(conn *pgx.Conn, err error) bool {
-	if !isConflict(err) || a.step.Single || a.input.effect != nil || conn.IsClosed() || errors.Is(err, errTxInUse) || txguard.StatusOf(conn) == txguard.Ended {
+// repeatContested rolls back what the handler of a has done if its transaction has lost against others, and waits. The
+// row of the step stays locked, so that nothing happens meanwhile. It reports whether the handler is to be entered again:
+// at most maxRepeats times, and never where a handler has effects outside of its transaction, as in a step that is Single.
+func (x *executor) repeatContested(ctx context.Context, tx pgx.Tx, a *attempt, begun time.Time, repeats int, err error) bool {
+	if !isContested(tx.Conn(), err) || a.step.Single || repeats > maxRepeats || time.Since(begun) > repeatLimit {
 		return false
 	}
-	now := time.Now()
-	if a.contest.until.IsZero() {
-		a.contest.until = now.Add(repeatLimit)
+	if _, lost := tx.Conn().Exec(ctx, "ROLLBACK TO SAVEPOINT "+stepSavepoint); lost != nil {
+		return false // it is noticed by the next one
 	}
-	a.contest.lost++
-	return a.contest.lost <= maxRepeats && now.Before(a.contest.until)
-}
-
-// runContested runs a's transaction, and again at once while it loses against others: that says nothing about the
-// message. All of it is rolled back each time, and together it is one attempt.
-func (x *executor) runContested(ctx context.Context, a *attempt) error {
-	for {
-		err := x.runTransaction(ctx, a)
-		if !errors.Is(err, errContested) || backoff.Sleep(ctx, repeatPolicy.Wait(a.contest.lost)) != nil {
-			return err
-		}
-		a.phase = phasePending
-		a.setEmitted(nil)
-	}
+	x.reporter.logAttempt(ctx, slog.LevelDebug, "consumer: a transaction has lost against others, and the handler is entered again", a, slog.Any("error", err))
+	a.noteOutcome("", "", nil)
+	a.setEmitted(nil)
+	a.phase = phasePending
+	return backoff.Sleep(ctx, repeatPolicy.Wait(repeats)) == nil
 }
 
 // runTransaction claims the row of a's step and does what the row says, in one transaction. After an error in
@@ -442,15 +432,12 @@ func (x *executor) runTransaction(ctx context.Context, a *attempt) error {
 
 // runHandler enters the handler, records under the row's lock how that ended, and commits.
 func (x *executor) runHandler(ctx context.Context, tx pgx.Tx, a *attempt) error {
-	err := x.handlers.enterAlone(ctx, tx, a)
-	if err == nil {
-		err = x.settler.commitSuccess(ctx, tx, a)
+	err := x.enterAndCommit(ctx, tx, a)
+	for begun, repeats := time.Now(), 1; err != nil && a.phase != phasePending && x.repeatContested(ctx, tx, a, begun, repeats, err); repeats++ {
+		err = x.enterAndCommit(ctx, tx, a)
 	}
 	if err == nil || a.phase == phasePending {
 		return err
-	}
-	if a.mayRepeat(tx.Conn(), err) {
-		return errors.Join(errContested, err)
 	}
 	x.reporter.logFailure(ctx, a, err)
 	if errors.Is(err, errTxInUse) {
@@ -477,6 +464,14 @@ func (x *executor) runHandler(ctx context.Context, tx pgx.Tx, a *attempt) error 
 		return err
 	}
 	return x.settler.commitEmitted(ctx, tx, a)
+}
+
+func (x *executor) enterAndCommit(ctx context.Context, tx pgx.Tx, a *attempt) error {
+	err := x.handlers.enterAlone(ctx, tx, a)
+	if err == nil {
+		err = x.settler.commitSuccess(ctx, tx, a)
+	}
+	return err
 }
 
 // recordLostAttempt records, in a new transaction, that an entry into the handler ended with its transaction lost.

@@ -53,7 +53,8 @@ func (x *executor) executeBatch(ctx, work context.Context, attempts []*attempt) 
 	defer x.reporter.reportDeserted(work, attempts)
 	b := &batch{x: x, attempts: attempts}
 	err := guard.Call(func() error { return b.runTransaction(ctx, work) })
-	if b.wasContested(err) && backoff.Sleep(work, repeatPolicy.Wait(1)) == nil {
+	if b.wasContested(err) && backoff.Sleep(work, repeatPolicy.Wait(1)) == nil && !b.wasHandedOver() {
+		x.reporter.log.DebugContext(ctx, "consumer: a batch has lost against other transactions, and is repeated", "messages", len(attempts), "error", err)
 		x.reporter.reportUndone(work, attempts)
 		for _, a := range attempts {
 			a.takeBack(0)
@@ -85,9 +86,14 @@ func (x *executor) executeBatch(ctx, work context.Context, attempts []*attempt) 
 	return nil
 }
 
+// wasHandedOver reports whether a queue of the batch was handed over since.
+func (b *batch) wasHandedOver() bool {
+	return slices.ContainsFunc(b.attempts, func(a *attempt) bool { return b.x.outage.hasHandedOver(a.origin) })
+}
+
 // wasContested reports whether the batch, which ended with err, has lost against other transactions, and was rolled back.
 func (b *batch) wasContested(err error) bool {
-	return isConflict(err) && !slices.ContainsFunc(b.attempts, func(a *attempt) bool { return a.phase == phaseLost })
+	return isConflict(err) && !errors.Is(err, errTxEnded) && !errors.Is(err, errConnLost) && !errors.Is(err, errTxInUse) && !slices.ContainsFunc(b.attempts, func(a *attempt) bool { return a.phase == phaseLost })
 }
 
 // takeBack resets a after a batch that failed. Its entry into the handler, if there was one, costs spent entries.
@@ -97,7 +103,10 @@ func (a *attempt) takeBack(spent int) {
 	}
 	if a.phase == phaseEntered {
 		a.spent += spent
+		a.entered = true
 	}
+	a.direct = false
+	a.noteOutcome("", "", nil)
 	a.phase = phasePending
 	a.setEmitted(nil)
 }
@@ -254,8 +263,13 @@ func (b *batch) recordFailure(ctx context.Context, a *attempt, cause error) erro
 	b.worked = true
 	conn := b.tx.Conn()
 	isLost := conn.IsClosed() || conn.PgConn().IsBusy() || txguard.StatusOf(conn) == txguard.Ended
-	if isConflict(cause) && !isLost {
-		return cause // which says nothing about a
+	if isContested(conn, cause) {
+		if _, err := b.tx.Exec(ctx, "ROLLBACK TO SAVEPOINT "+batchSavepoint); err != nil {
+			err = errors.Join(endedIfGone(err), cause)
+			a.lose(err)
+			return err
+		}
+		return cause // which says nothing about a: the batch is repeated
 	}
 	b.x.reporter.logFailure(ctx, a, cause)
 	b.x.database.suspectSession(conn, cause)
@@ -299,11 +313,14 @@ func (b *batch) commitBatch(ctx context.Context) error {
 		return err
 	}
 	err := b.x.database.commit(ctx, b.tx, last, savepointFor(b.attempts))
-	if err == nil || reached == queued || isConflict(err) || b.tx.Conn().IsClosed() || txguard.StatusOf(b.tx.Conn()) != txguard.Aborted {
+	if err == nil || reached == queued || b.tx.Conn().IsClosed() || txguard.StatusOf(b.tx.Conn()) != txguard.Aborted {
 		return err
 	}
 	if _, lost := b.tx.Conn().Exec(ctx, "ROLLBACK TO SAVEPOINT "+batchSavepoint); lost != nil {
 		return errors.Join(endedIfGone(lost), err)
+	}
+	if isConflict(err) {
+		return err
 	}
 	b.otherRole = otherRole
 	if err := b.resendQueued(ctx); err != nil {

@@ -28,7 +28,8 @@ func TestACompensationCancelsWhatWasNotDone(t *testing.T) {
 		"in doubt":                      {refuse: []string{"error"}, want: waits},
 		"in doubt, for good":            {refuse: []string{"never"}, want: refuses},
 		"in doubt, then not done":       {refuse: []string{"error", "not done"}, want: waits},
-		"verify has ended the doubt":    {refuse: []string{"error", "not done"}, verify: true, want: void},
+		"verify has ended the doubt":    {refuse: []string{"error", "not done"}, verify: true, want: waits},
+		"parked, and in doubt":          {refuse: []string{"a person decides"}, want: refuses},
 		"replayed":                      {refuse: []string{"not done"}, replayed: true, want: waits},
 		"a restore may have forgotten":  {refuse: []string{"not done"}, verify: true, askFirst: true, want: waits},
 		"not done, then in doubt again": {refuse: []string{"not done", "error"}, want: waits},
@@ -107,6 +108,44 @@ func TestACompensationCancelsWhatWasNeverEntered(t *testing.T) {
 	if got, want := f.parked(t), "retrying action failed 1"; got != want {
 		t.Errorf("parked %q, want %q", got, want)
 	}
+}
+
+// A handler that asks for an operator was entered, although that costs no attempt.
+func TestACompensationOfAParkedActionIsADeadLetter(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	c := f.consumer(t, Options{}, f.step(func(context.Context, pgx.Tx, Message[payment], Emit) error { return Park(errors.New("ask ann")) }, f.effect("refunded")))
+	handle(t, c, act("k"), undo("k"))
+	compareStored(t, stored{Row: "dead 0 0", Parked: "dead action parked 0; dead compensation action-dead 0"}, stored{Row: f.row(t), Parked: f.parked(t)})
+}
+
+// What an Effect knew does not hold for the handler that takes its place.
+func TestACompensationOfWhatIsNoEffectAnyMoreWaits(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	p := newProvider(t, true)
+	p.refuse = []string{"not done"}
+	handle(t, f.consumer(t, Options{}, f.effectStep(p.url, false)), act("k"))
+	plain := f.step(func(context.Context, pgx.Tx, Message[payment], Emit) error { return errors.New("no answer") }, f.effect("refunded"))
+	plain.Single = true
+	c := f.consumer(t, Options{}, plain)
+	f.pass(t)
+	runParkedOnce(t, c)
+	handle(t, c, undo("k"))
+	compareStored(t, stored{Row: "retrying 2 0", Parked: "retrying failed 2; retrying waits-for-action 0"}, stored{Row: f.row(t), Parked: f.doubts(t)})
+}
+
+// A redelivered message may have died in a handler that was no Effect.
+func TestACompensationOfARedeliveredActionWaits(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	p := newProvider(t, true)
+	p.refuse = []string{"not done"}
+	c := f.consumer(t, Options{}, f.effectStep(p.url, false))
+	again := act("k")
+	again.Metadata.Set(outbox.PropertyRedelivered, "true")
+	handle(t, c, again, undo("k"))
+	compareStored(t, stored{Row: "retrying 1 0", Parked: "retrying failed 1; retrying waits-for-action 0"}, stored{Row: f.row(t), Parked: f.doubts(t)})
 }
 
 // The failed entries of a step that was no Effect then may have had an effect that no call knows of.

@@ -116,6 +116,9 @@ func (s *settler) settleVerdict(ctx context.Context, tx pgx.Tx, a *attempt, v ve
 	case queue:
 		to := map[kind]state{action: retrying, compensation: undoing}[a.kind]
 		spent := a.countEntries() - 1 // the entry that was to come does not
+		if a.entered || a.redelivered && a.parked == nil {
+			spent = max(spent, 1) // one may have had an effect
+		}
 		return s.parkAndMove(ctx, tx, a, failure{reason: ReasonOrder, attempts: spent}, to, spent)
 	case refuse:
 		return s.parkMessage(ctx, tx, a, failure{reason: ReasonActionDead, dead: true,
@@ -155,7 +158,7 @@ func (s *settler) reportTombstone(ctx context.Context, a *attempt, u Unhandled) 
 // undo: the earlier delivery may have died after an effect outside its transaction, of which no row knows. The row
 // then remembers an attempt, so that further copies are not reported.
 func (s *settler) reportSuperseded(ctx context.Context, tx pgx.Tx, a *attempt) error {
-	if !a.redelivered || a.found.state != void || a.found.attempts > 0 || a.step.CancelParked || a.input.effect != nil {
+	if !a.redelivered && !a.entered || a.found.state != void || a.found.attempts > 0 || a.step.CancelParked || a.input.effect != nil {
 		return nil // an Effect's call leaves a row before it is made
 	}
 	err := s.parkMessage(ctx, tx, a, failure{reason: ReasonSuperseded, dead: true,

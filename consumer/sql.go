@@ -174,7 +174,7 @@ INSERT INTO {schema}.parked (state, kind, scope, key, step, n, topic, message_id
 VALUES ('retrying', $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, clock_timestamp() + $15 * interval '1 microsecond')
 ON CONFLICT (scope, key, step, n, kind) WHERE state = 'retrying' DO UPDATE
 SET attempts = greatest(parked.attempts, EXCLUDED.attempts), reason = EXCLUDED.reason, error = EXCLUDED.error,
-	stack = EXCLUDED.stack, last_at = clock_timestamp(), ` + inbox.SQLKeepFailure + `
+	not_done = false, stack = EXCLUDED.stack, last_at = clock_timestamp(), ` + inbox.SQLKeepFailure + `
 WHERE coalesce(parked.digest, sha256(parked.payload)) = sha256(EXCLUDED.payload)`
 
 // sqlBury stores a message for a person to look at.
@@ -240,10 +240,10 @@ WHERE scope = $1 AND key = $2 AND step = $3 AND n = $4 AND kind = 'action' AND r
 RETURNING reason, error`
 
 // sqlReadNotDone reads, under the row's lock, whether the action that is parked in state $5 is known to have had no
-// effect, because it was never entered, or as not_done says. A message with the header $6 may have run before. If the
-// message is gone, nothing is known.
+// effect: not_done says so, or it has waited for its turn since it arrived. A message with the header $6 may have run
+// before. If the message is gone, nothing is known.
 const sqlReadNotDone = `
-SELECT coalesce(bool_and((not_done OR attempts = 0 AND round = 0) AND $6 <> ALL (header_names)), false)
+SELECT coalesce(bool_and(NOT in_doubt AND (not_done OR reason = 'waits-for-order' AND attempts = 0 AND round = 0) AND $6 <> ALL (header_names)), false)
 FROM {schema}.parked
 WHERE scope = $1 AND key = $2 AND step = $3 AND n = $4 AND kind = 'action' AND state = $5 AND reason <> 'key-reused'`
 
@@ -251,7 +251,7 @@ WHERE scope = $1 AND key = $2 AND step = $3 AND n = $4 AND kind = 'action' AND s
 // attempts is given, since a message that only waited for the action has spent none.
 var sqlRepark = txguard.MustChange(`
 UPDATE {schema}.parked
-SET state = $2, reason = $3, error = $4, stack = $5, attempts = $6,
+SET state = $2, reason = $3, error = $4, stack = $5, attempts = $6, not_done = false,
 	due_at = clock_timestamp() + $7 * interval '1 microsecond', last_at = clock_timestamp(), ` + inbox.SQLKeepFailure + `
 WHERE id = $1`)
 
@@ -260,7 +260,7 @@ WHERE id = $1`)
 // takes the copy.
 const sqlCountParked = `
 UPDATE {schema}.parked
-SET attempts = attempts + 1
+SET attempts = attempts + 1, not_done = false
 WHERE scope = $1 AND key = $2 AND step = $3 AND n = $4 AND kind = $5 AND state = 'retrying'`
 
 // queueAnew queues a statement that is planned for the tables as they are, in a transaction that may be a handler's. A

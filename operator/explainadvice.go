@@ -17,7 +17,7 @@ func (q *inquiry) adviseStep(s *SagaPart, t *Timeline, step *TimelineStep, where
 	skip := func() string { return q.formatVerb(s, t, "skip", step) }
 	letters := q.findDeadLetters(s, step)
 	switch {
-	case len(letters) > 0 && letters[0].Reason == consumer.ReasonParked && acceptsReject(t, step):
+	case len(letters) > 0 && letters[0].Reason == consumer.ReasonParked && !letters[0].InDoubt && acceptsReject(t, step):
 		return q.formatRedrive(letters) + "; to reject it, " + q.formatVerb(s, t, "reject", step) + "; or, if it has been settled by other means, " + skip()
 	case len(letters) > 0 && letters[0].Kind == "action" && step.State == StepUndoStuck:
 		return q.formatRedrive(letters) + ", which does the step and then undoes it; or, if it has done nothing, or was undone by other means, " + skip()

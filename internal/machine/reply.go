@@ -231,7 +231,7 @@ func joinReason(what, reason string) string {
 
 // beginCompensation makes the saga compensate. With giveUp it does not wait for steps in flight. Without giveUp it
 // does, but not for a step whose message was to be sent again: no action is sent any more, so its reply may never come.
-// Nor does it wait for a person who decides at a participant.
+// Nor does it wait for a dead letter at a participant, or for a reply whose deadline has passed.
 func (m *Machine) beginCompensation(p *Progress, reason string, giveUp bool) {
 	if p.Phase == Running {
 		p.Phase, p.Reason, p.Back, p.End = Compensating, reason, 0, EndCall{}
@@ -241,13 +241,18 @@ func (m *Machine) beginCompensation(p *Progress, reason string, giveUp bool) {
 		switch {
 		case s.State == Waiting, s.State == Stuck && !s.Doubt:
 			s.finishAction(Rejected, p.Now)
-		case s.State == Stuck, s.State == InFlight && (giveUp || s.Resend || s.Held):
+		case s.State == Stuck, s.State == InFlight && (giveUp || s.Resend || s.Held || m.steps[i].isAwaitedLonger(s)):
 			s.State, s.Due, s.Doubt, s.Resend, s.Held = Unknown, 0, false, false, false
 		}
 		if s.State == Done || s.State == Unknown {
 			s.Tries = 0 // the compensation has its own tries
 		}
 	}
+}
+
+// isAwaitedLonger reports whether the deadline of a step in flight has passed, and the plan lets the saga wait.
+func (n *Node) isAwaitedLonger(s *Step) bool {
+	return n.OnDeadline == PolicyWait && n.Deadline > 0 && s.Due == 0
 }
 
 // revokeInstance undoes a nested saga, also one that has completed. A second revocation changes nothing.

@@ -112,7 +112,7 @@ RETURNING undo_attempts
 ---- queries.countParked
 
 UPDATE {schema}.parked
-SET attempts = attempts + 1
+SET attempts = attempts + 1, not_done = false
 WHERE scope = $1 AND key = $2 AND step = $3 AND n = $4 AND kind = $5 AND state = 'retrying'
 ---- queries.deleteParked
 
@@ -201,7 +201,7 @@ INSERT INTO {schema}.parked (state, kind, scope, key, step, n, topic, message_id
 VALUES ('retrying', $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, clock_timestamp() + $15 * interval '1 microsecond')
 ON CONFLICT (scope, key, step, n, kind) WHERE state = 'retrying' DO UPDATE
 SET attempts = greatest(parked.attempts, EXCLUDED.attempts), reason = EXCLUDED.reason, error = EXCLUDED.error,
-	stack = EXCLUDED.stack, last_at = clock_timestamp(), earlier_failures = CASE
+	not_done = false, stack = EXCLUDED.stack, last_at = clock_timestamp(), earlier_failures = CASE
 		WHEN parked.error = '' OR parked.reason IN ('calling', 'unsettled', 'action-dead') THEN parked.earlier_failures
 		ELSE CASE WHEN jsonb_array_length(parked.earlier_failures) < 9 THEN parked.earlier_failures ELSE parked.earlier_failures - 1 END
 			|| jsonb_build_object('at', CASE WHEN parked.last_at BETWEEN '1970-01-01Z' AND '9999-12-31Z'
@@ -223,7 +223,7 @@ WHERE EXISTS (
 		AND p.reason <> 'waits-for-action')
 ---- queries.readNotDone
 
-SELECT coalesce(bool_and((not_done OR attempts = 0 AND round = 0) AND $6 <> ALL (header_names)), false)
+SELECT coalesce(bool_and(NOT in_doubt AND (not_done OR reason = 'waits-for-order' AND attempts = 0 AND round = 0) AND $6 <> ALL (header_names)), false)
 FROM {schema}.parked
 WHERE scope = $1 AND key = $2 AND step = $3 AND n = $4 AND kind = 'action' AND state = $5 AND reason <> 'key-reused'
 ---- queries.readStats
@@ -262,7 +262,7 @@ WHERE scope = $1 AND key = $2 AND step = $3 AND n = $4 AND state = 'done' AND di
 
 WITH changed AS (
 UPDATE {schema}.parked
-SET state = $2, reason = $3, error = $4, stack = $5, attempts = $6,
+SET state = $2, reason = $3, error = $4, stack = $5, attempts = $6, not_done = false,
 	due_at = clock_timestamp() + $7 * interval '1 microsecond', last_at = clock_timestamp(), earlier_failures = CASE
 		WHEN parked.error = '' OR parked.reason IN ('calling', 'unsettled', 'action-dead') THEN parked.earlier_failures
 		ELSE CASE WHEN jsonb_array_length(parked.earlier_failures) < 9 THEN parked.earlier_failures ELSE parked.earlier_failures - 1 END
