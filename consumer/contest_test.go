@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -57,10 +58,27 @@ func TestALostRaceIsRepeatedAtOnce(t *testing.T) {
 	}
 }
 
+// batchSizesSeen is an Observer that notes the size of the batch in which each message was done.
+type batchSizesSeen struct {
+	mu  sync.Mutex
+	all []int
+}
+
+func (*batchSizesSeen) Enter(context.Context, *Delivery) Entry { return nil }
+func (*batchSizesSeen) Ended(context.Context, Transaction)     {}
+func (b *batchSizesSeen) Observe(_ context.Context, e Event) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if e.Outcome == OutcomeDone {
+		b.all = append(b.all, e.Batch)
+	}
+}
+
 // A batch that loses is repeated once. If it loses again, its messages are handled one by one. Nobody's attempts are spent.
 func TestABatchThatLosesARaceIsRepeated(t *testing.T) {
 	t.Parallel()
 	for losses, want := range map[int]int32{1: 2, 2: 3, 4: 5} { // entries of the message that loses
+		together := map[bool]string{true: "[3 3 3]", false: "[1 1 1]"}[losses == 1]
 		t.Run(fmt.Sprint(losses, " losses"), func(t *testing.T) {
 			t.Parallel()
 			f := newFixture(t)
@@ -73,8 +91,12 @@ func TestABatchThatLosesARaceIsRepeated(t *testing.T) {
 				others.Add(1)
 				return paid(ctx, tx, in, emit)
 			}, nil)
-			c := f.consumer(t, Options{BatchTime: time.Minute}, step)
+			sizes := &batchSizesSeen{}
+			c := f.consumer(t, Options{BatchTime: time.Minute, Observer: sizes}, step)
 			settle(t, c, act("a"), act("b"), act("c"))
+			if got := fmt.Sprint(sizes.all); got != together {
+				t.Errorf("the messages were done in batches of %s, want %s", got, together)
+			}
 			if got := f.texts(t, "SELECT concat_ws(' ', key, state, attempts) FROM {schema}.inbox ORDER BY key"); fmt.Sprint(got) != "[a done 1 b done 1 c done 1]" {
 				t.Errorf("rows %v; parked %s", got, f.parked(t))
 			}
