@@ -262,7 +262,7 @@ var problemTexts = map[operator.ProblemKind]string{
 	operator.ProblemStuck:        "Sagas are stuck.",
 	operator.ProblemPaused:       "Sagas are paused until a person resumes them.",
 	operator.ProblemSweeper:      "Expired idempotency keys are still stored: no sweeper removes them.",
-	operator.ProblemHeld:         "Sagas wait for a dead letter at a participant: redrive it, or decide about the saga.",
+	operator.ProblemHeld:         "Sagas are held by a dead letter at a participant: redrive it, or decide about the saga.",
 	operator.ProblemUnknown:      "The outcome of requests is unknown. No retry runs them before somebody decides.",
 }
 

@@ -66,8 +66,8 @@ type effect struct {
 // a database that forgets no commit: see AskFirst for one that may.
 //
 // The delivery is acked at the end of its first attempt, however that ended. A compensation that comes meanwhile cancels
-// the action if no attempt is in doubt, and otherwise waits for it, which is why the action's step cannot have
-// CancelParked.
+// the action if every attempt ended with [NotDone]; otherwise it waits. CancelParked, which would cancel in any case, is
+// refused for such a step.
 func Effect[T, R any](topic string, call Call[T, R], verify Verify[T, R], record Record[T, R]) Input {
 	typed := func(d Delivery, body any) Message[T] { return Message[T]{Delivery: d, Body: *body.(*T)} }
 	e := &effect{}
@@ -193,8 +193,8 @@ SET reason = 'calling', in_doubt = true, not_done = false, last_at = clock_times
 	` + inbox.SQLKeepFailure + `
 WHERE id = $1`)
 
-// sqlSetDoubt records whether the message that was just parked may have had its effect ($2), and whether nothing that was
-// ever entered for it has had one ($4). $3 moves last_at of a
+// sqlSetDoubt records whether the message that was just parked may have had its effect ($2), and whether every entry so far
+// is known to have had no effect ($4). $3 moves last_at of a
 // retrying message ahead by microseconds: Settle after last_at is then not before a call that verify could not be
 // asked about has settled.
 var sqlSetDoubt = txguard.MustChange(`

@@ -45,7 +45,7 @@ var (
 type effectCall struct {
 	parked    parkedCopy
 	doubt     bool          // an earlier attempt may have had the effect
-	clear     bool          // all earlier entries are known to have had none, also those before the step was an Effect; verify knows nothing of these
+	notDone   bool          // all earlier entries are known to have had none, also those before the step was an Effect; verify knows nothing of these
 	unsettled time.Duration // time until a not-found answer of verify is trusted; 0 or less: now
 	until     time.Time     // the lease's end, or somewhat before it
 }
@@ -123,7 +123,7 @@ func (e *effects) effectLease(a *attempt, doubt bool) time.Duration {
 // readDoubt reads what is known of earlier attempts. Earlier attempts of a delivery were made before the step was an
 // Effect: only their number is known.
 func (e *effects) readDoubt(ctx context.Context, tx pgx.Tx, a *attempt, u *effectCall) error {
-	u.doubt, u.unsettled, u.clear = u.parked.attempts > 1, a.step.Settle, u.parked.attempts == 1 && !a.redelivered
+	u.doubt, u.unsettled, u.notDone = u.parked.attempts > 1, a.step.Settle, u.parked.attempts == 1 && !a.redelivered
 	forgotten, waits := e.effectLease(a, true)+a.step.Settle, false
 	if a.parked != nil {
 		var err error
@@ -158,7 +158,7 @@ func (a *attempt) suspectForgotten(u *effectCall, forgotten time.Duration) {
 func (e *effects) readParkedDoubt(ctx context.Context, tx pgx.Tx, a *attempt, u *effectCall) (forgotten time.Duration, waits bool, err error) {
 	unseen := e.effectLease(a, true) + a.step.Settle
 	var left, forgottenLeft int64
-	err = tx.QueryRow(ctx, e.effectSQL.readDoubt, a.parked.id, unseen.Microseconds(), a.step.Settle.Microseconds()).Scan(&u.doubt, &left, &forgottenLeft, &waits, &u.clear)
+	err = tx.QueryRow(ctx, e.effectSQL.readDoubt, a.parked.id, unseen.Microseconds(), a.step.Settle.Microseconds()).Scan(&u.doubt, &left, &forgottenLeft, &waits, &u.notDone)
 	if err != nil {
 		return 0, false, fmt.Errorf("consumer: read doubt: %w", err)
 	}
@@ -343,7 +343,7 @@ func (e *effects) recordUndone(ctx context.Context, a *attempt, o callResult) er
 			return err
 		}
 		last := &pgx.Batch{}
-		last.Queue(e.effectSQL.setDoubt, a.parked.id, o.doubt, max(0, o.rest-a.step.Settle).Microseconds(), a.call.clear && !o.doubt && !a.wasReplayed())
+		last.Queue(e.effectSQL.setDoubt, a.parked.id, o.doubt, max(0, o.rest-a.step.Settle).Microseconds(), a.call.notDone && !o.doubt && !a.wasReplayed())
 		last.Queue(e.sql.moveStep, a.transition(parkedState(a.kind, f.dead), f.attempts)...)
 		if err := e.settler.queueEmitted(last, a.emitted); err != nil {
 			return err

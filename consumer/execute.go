@@ -393,7 +393,7 @@ func (x *executor) repeatContested(ctx context.Context, tx pgx.Tx, a *attempt, b
 	if _, lost := tx.Conn().Exec(ctx, "ROLLBACK TO SAVEPOINT "+stepSavepoint); lost != nil {
 		return false // it is noticed by the next one
 	}
-	x.reporter.logAttempt(ctx, slog.LevelDebug, "consumer: a transaction has lost against others, and the handler is entered again", a, slog.Any("error", err))
+	x.reporter.logAttempt(ctx, slog.LevelDebug, "consumer: deadlock or serialization failure, entering the handler again", a, slog.Any("error", err))
 	a.noteOutcome("", "", nil)
 	a.setEmitted(nil)
 	a.phase = phasePending

@@ -54,7 +54,7 @@ func (x *executor) executeBatch(ctx, work context.Context, attempts []*attempt) 
 	b := &batch{x: x, attempts: attempts}
 	err := guard.Call(func() error { return b.runTransaction(ctx, work) })
 	if b.wasContested(err) && backoff.Sleep(work, repeatPolicy.Wait(1)) == nil && !b.wasHandedOver() {
-		x.reporter.log.DebugContext(ctx, "consumer: a batch has lost against other transactions, and is repeated", "messages", len(attempts), "error", err)
+		x.reporter.log.DebugContext(ctx, "consumer: deadlock or serialization failure, repeating the batch", "messages", len(attempts), "error", err)
 		x.reporter.reportUndone(work, attempts)
 		for _, a := range attempts {
 			a.takeBack(0)

@@ -67,7 +67,7 @@ type Step struct {
 	// Single runs each message of the step in a transaction of its own, without other messages. Set it if the handler
 	// does something outside its transaction, or is slow. Otherwise up to [Options].BatchSize messages share a
 	// transaction, and if that fails because of another message, the handler is entered again. Such entries count as
-	// attempts. A step with an [Effect] is always Single. Default: false.
+	// attempts, except after a deadlock or a serialization failure. A step with an [Effect] is always Single. Default: false.
 	Single bool
 
 	// Unhandled is called when a message of the step becomes a dead letter, and when a compensation finds nothing to undo.

@@ -222,7 +222,7 @@ const (
 	ProblemOrchestrator ProblemKind = "orchestrator" // an instance has been due for too long
 	ProblemStuck        ProblemKind = "saga-stuck"   // an instance is stuck
 	ProblemPaused       ProblemKind = "saga-paused"  // a person has paused an instance, and nobody has resumed it
-	ProblemHeld         ProblemKind = "saga-held"    // an instance waits for a dead letter at a participant
+	ProblemHeld         ProblemKind = "saga-held"    // a dead letter at a participant holds up an instance
 	ProblemUnknown      ProblemKind = "unknown"      // the outcome of a request is unknown, and waits for a decision
 )
 

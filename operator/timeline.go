@@ -59,7 +59,7 @@ type TimelineStep struct {
 	InDoubt  bool      // of a stuck step: it may have an effect
 	Held     bool      // of a running step: its command is a dead letter at the participant
 	Resend   bool      // its last message will be sent again
-	Nothing  bool      // of an undone step: its action has not happened
+	NotDone  bool      // of an undone step: its action had no effect, so nothing was undone
 
 	Began, Sent, Ended   time.Time // the first attempt, the last attempt of action or compensation, and the end of the action
 	UndoBegan, UndoEnded time.Time
@@ -258,7 +258,7 @@ func (t *Timeline) addStep(i *sagarow.Row, n *machine.Node, id, depth int) {
 	}
 	step := TimelineStep{
 		Number: id, Name: n.Name, Depth: depth, Kind: string(n.Kind), Pivot: n.Pivot, Undo: string(n.Undo), Saga: n.Saga,
-		State: stateOfStep(&i.Progress, s), Attempt: s.Attempt, Reason: s.Reason, Override: s.Override, InDoubt: s.Doubt, Held: s.Held, Resend: s.Resend, Nothing: s.Nothing,
+		State: stateOfStep(&i.Progress, s), Attempt: s.Attempt, Reason: s.Reason, Override: s.Override, InDoubt: s.Doubt, Held: s.Held, Resend: s.Resend, NotDone: s.NotDone,
 		Began: at(s.Began, begun), Sent: at(s.Sent, begun), Ended: at(s.Ended, s.State == machine.Done),
 		UndoBegan: at(s.UndoBegan, false), UndoEnded: at(s.UndoEnded, false), Due: at(s.Due, false),
 	}

@@ -42,14 +42,15 @@ type Step[S any] struct {
 	Deadline time.Duration
 
 	// OnDeadline is [Undo] or [Wait]. With Undo the saga compensates after the Deadline, this step included, since its
-	// effect is not known. With Wait it goes on waiting, and the reply counts whenever it comes. Default: Undo before the
+	// effect is not known. With Wait it goes on waiting: for a dead letter without limit, for a missing reply until
+	// [Options].Patience after the command, when the step is stuck. A later reply still counts. Default: Undo before the
 	// pivot; the pivot, and a step behind it, is stuck instead, and cannot have Undo.
 	OnDeadline Policy
 
 	// OnDeadLetter is what follows if the command of a [Remote] becomes a dead letter of its participant. With [Wait]
 	// the saga waits for a redrive, at most until the Deadline; it compensates nothing, because a provider that is down
 	// is no decision of the business. With [Undo], which a step from the pivot on cannot have, it compensates at once,
-	// this step included. A letter of [consumer.Park] waits in any case. Default: Wait.
+	// this step included. After [consumer.Park] the saga waits under either policy. Default: Wait.
 	OnDeadLetter Policy
 
 	// If a participant or a nested saga rejects the step, Retry limits the number of attempts; each attempt is a new
@@ -62,7 +63,7 @@ type Step[S any] struct {
 	UndoRetry Retry
 }
 
-// A Policy says what a saga does after something that is no decision of a participant. It may change without a new
+// A Policy says what a saga does when a step misses its deadline or its command becomes a dead letter. It may change without a new
 // version: the process that moves an instance follows its own definition.
 type Policy = machine.Policy
 

@@ -44,8 +44,8 @@ func describeNode(n *machine.Node) string {
 	add(n.Pivot, "pivot")
 	add(n.Conditional, "if asked for")
 	add(n.Deadline > 0, "within "+n.Deadline.String())
-	add(n.OnDeadline == Wait, "then still awaited")
-	add(n.OnDeadLetter == Undo, "undone after a dead letter")
+	add(n.OnDeadline == Wait, "then keeps waiting")
+	add(n.OnDeadLetter == Undo, "compensates on a dead letter")
 	add(n.Retry.Attempts > 1, fmt.Sprintf("up to %d attempts", n.Retry.Attempts))
 	return strings.Join(words, ", ")
 }

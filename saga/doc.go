@@ -38,9 +38,11 @@
 // # How a saga ends
 //
 // Completed, or compensated, in a transaction in which [Definition.OnEnd] can do something too, such as mark the order.
-// Until then it runs, compensates, is paused by a person, or is stuck. It is stuck when a
-// step behind the pivot, or a compensation, has used up its attempts, was given up by its participant, or has had no
-// reply for [Options].Patience. A late reply frees it, as the verbs of an operator do.
+// Until then it runs, compensates, is paused by a person, or is stuck. It is stuck when
+// a step from the pivot on is rejected for good or misses its deadline, when a compensation fails for good, when a message
+// has no reply for [Options].Patience, or when a handler emits what the outbox refuses. A late reply frees it, as the
+// verbs of an operator do. A dead letter of an action does not make it stuck: the saga is held, and runs on when the
+// letter is redriven ([Step].OnDeadLetter).
 //
 // Choreographed sagas do not need this package. Their steps run in package consumer and follow each other's messages.
 //

@@ -176,10 +176,10 @@ func TestACancelledSagaLeavesOutWhatHasNotHappened(t *testing.T) {
 	d.must("k", operator.VerbCancel, "")
 	d.until("k", saga.StatusCompensated)
 	got := d.get("k")
-	if s := got.Steps[1]; s.State != operator.StepUndone || !s.Nothing || s.Reason != "status 503" {
-		t.Errorf("step %s is %s, nothing %t, reason %q", s.Name, s.State, s.Nothing, s.Reason)
+	if s := got.Steps[1]; s.State != operator.StepUndone || !s.NotDone || s.Reason != "status 503" {
+		t.Errorf("step %s is %s, nothing %t, reason %q", s.Name, s.State, s.NotDone, s.Reason)
 	}
-	if s := got.Steps[0]; s.Nothing {
+	if s := got.Steps[0]; s.NotDone {
 		t.Errorf("step %s is said not to have happened", s.Name)
 	}
 	if effects := d.effects("k"); effects != "[flight no flight]" || calls.Load() != 1 {

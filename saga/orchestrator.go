@@ -146,7 +146,7 @@ func (o *Orchestrator) Run(ctx context.Context) error {
 type Options struct {
 	Schema string // PostgreSQL schema of instances, inbox and outbox; default: sagamill
 
-	Patience      time.Duration // time for which a step without a Deadline waits for a reply; after this time the step is stuck; default: 24 h
+	Patience      time.Duration // time for which a step waits for a reply if it has no Deadline, or has passed it with OnDeadline: Wait; then the step is stuck, unless a dead letter holds it; default: 24 h
 	Retention     time.Duration // time for which an instance is kept after its end; during this time, Start with the same scope, key and incarnation returns this instance; default: 30 days
 	TimerPoll     time.Duration // longest pause between two searches for deadlines that have passed; default: 250 ms
 	TimerWorkers  int           // number of instances that the timers handle at the same time, for due deadlines, retries and postponed work; default: 4, at most 64

@@ -27,14 +27,14 @@ const HeaderReplyTo = flow.HeaderReplyTo
 // The types of the messages that orchestrators take.
 //
 // The body of a TypeReply is a JSON object. Its member "outcome" is "done", with a "result", for a step that is done;
-// "undone" for a compensation after which nothing is left of the step, or, with a member "nothing" that is true, before
+// "undone" for a compensation after which nothing is left of the step, or, with a member "not_done" that is true, before
 // which there was nothing, and perhaps with the "reason" why the action had failed;
 // "rejected", with a "reason", if the participant has decided to do nothing; or "failed", with a "reason", if the
 // message is a dead letter of the participant, so that its effect is not known. The first 500 bytes of a reason are
 // kept.
 //
-// After "failed" the saga waits for a redrive of the dead letter, which leads to another reply, or for the step's
-// deadline. Only [Step].OnDeadLetter lets it compensate. An action has two more outcomes, both with a "reason".
+// After "failed" for an action the saga waits: a redrive of the dead letter leads to another reply. It compensates at the
+// step's deadline, or at once with [Step].OnDeadLetter Undo. After "failed" for a compensation it is stuck. An action has two more outcomes, both with a "reason".
 // "held" is a dead letter that asks for an operator ([consumer.Park]); it waits in any case. "broken" is a mistake in
 // the participant, such as a message that the outbox refuses ([outbox.ErrInvalid]): the step is stuck.
 const (
@@ -160,7 +160,7 @@ func Participant(s consumer.Step) consumer.Step {
 // replyUnhandled returns the reply to a message that ended without its handler. It returns none if the message is no
 // command of a saga.
 func replyUnhandled(u consumer.Unhandled) (outbox.Message, bool) {
-	body, suffix := flow.ReplyBody{Outcome: flow.OutcomeUndone, Nothing: true, Reason: u.Error}, ""
+	body, suffix := flow.ReplyBody{Outcome: flow.OutcomeUndone, NotDone: true, Reason: u.Error}, ""
 	if u.Dead {
 		body, suffix = flow.ReplyBody{Outcome: outcomeOfDead(&u), Reason: "dead letter, " + string(u.Reason)}, randomSuffix()
 		if u.Reason != consumer.ReasonActionDead { // which needs no further words

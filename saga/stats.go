@@ -56,8 +56,8 @@ type Stats struct {
 	Paused                int // by a person, until a person resumes it
 	Stuck                 int // a person must act
 
-	// Held are those of the running ones that wait for a dead letter at a participant: the command of a step could not
-	// be handled, or [consumer.Park] asks for an operator.
+	// Held counts the running instances held by a dead letter at a participant: the command of a step failed for good, or
+	// [consumer.Park] asks for an operator.
 	Held int
 
 	// OldestStuck is how long the stuck instance that moved least recently has waited for a person. 0 if none is

@@ -109,7 +109,7 @@
 //	sagamill.saga.instances_live        {instance}  status  running, compensating, paused by a person, or stuck: a person is
 //	                                                        needed. Includes nested ones; counts up to outbox.CountLimit of each
 //	sagamill.saga.oldest_stuck_seconds  s           longest time that a stuck instance has not changed; 0 without one
-//	sagamill.saga.oldest_held_seconds   s           the same of an instance that waits for a dead letter at a participant
+//	sagamill.saga.oldest_held_seconds   s           the same of an instance held by a dead letter at a participant
 //	sagamill.saga.overdue_seconds       s           how long the instance that is next has been due; 0 without one
 //
 // These are of this process's orchestrator; take the sum over processes:

@@ -36,7 +36,7 @@ type orchestratorSource struct {
 func (s *orchestratorSource) makeInstruments(i *instruments) {
 	i.observeGauge(&s.live, "sagamill.saga.instances_live", "{instance}", "Instances that have not ended, by status.")
 	i.observeSecondsGauge(&s.oldest, "sagamill.saga.oldest_stuck_seconds", "How long a stuck instance has waited for a person.")
-	i.observeSecondsGauge(&s.held, "sagamill.saga.oldest_held_seconds", "How long an instance has waited for a dead letter at a participant.")
+	i.observeSecondsGauge(&s.held, "sagamill.saga.oldest_held_seconds", "How long a dead letter at a participant has held up an instance.")
 	i.observeSecondsGauge(&s.overdue, "sagamill.saga.overdue_seconds", "How long an instance has been due that no orchestrator has looked at.")
 	i.observeCounter(&s.instances, "sagamill.saga.instances", "{instance}", "Instances that have ended or become stuck, by status.")
 	i.observeCounter(&s.late, "sagamill.saga.late_replies", "{reply}", "Replies that nobody waited for.")

@@ -284,7 +284,7 @@ func replyMessage(topic string, result reflect.Type, undo, nested bool) Message 
 	}
 	if undo {
 		properties["reason"] = map[string]any{"type": "string", "description": "of an outcome other than undone, or why an action had failed that has not happened"}
-		properties["nothing"] = map[string]any{"type": "boolean", "description": "with undone: the action has not happened, and never will"}
+		properties["not_done"] = map[string]any{"type": "boolean", "description": "with undone: the action had no effect, and never will"}
 	} else {
 		properties["result"] = schemaOf(result)
 	}

@@ -8,7 +8,7 @@ import (
 	"github.com/sagamill/sagamill/saga"
 )
 
-// What leads a saga forward that is held or stuck is said to the letter, and changes as it is done.
+// why prints the exact commands that continue a held or stuck saga, and the next ones once those are run.
 func TestWhySaysWhatFreesAStuckSaga(t *testing.T) {
 	t.Parallel()
 	for _, incarnation := range []string{"", "first"} { // of a saga that a request has begun

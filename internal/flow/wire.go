@@ -50,11 +50,11 @@ const (
 type ReplyBody struct {
 	Outcome Outcome         `json:"outcome"`
 	Result  json.RawMessage `json:"result,omitempty"` // of OutcomeDone
-	Reason  string          `json:"reason,omitempty"` // of all outcomes but OutcomeDone; with Nothing: why the action had failed, if it had
+	Reason  string          `json:"reason,omitempty"` // of all outcomes but OutcomeDone; with NotDone: why the action had failed, if it had
 
-	// Nothing says with OutcomeUndone that the action has not happened, and never will. Orchestrators that do not know the
+	// NotDone says with OutcomeUndone that the action has not happened, and never will. Orchestrators that do not know the
 	// member ignore it.
-	Nothing bool `json:"nothing,omitempty"`
+	NotDone bool `json:"not_done,omitempty"`
 }
 
 // A Revocation is the body of a [TypeRevoke] message. Its n is the path of the instance.
@@ -78,6 +78,6 @@ func (b ReplyBody) ToEvent(to Address, undo bool) (Event, error) {
 	if !ok {
 		return Event{}, fmt.Errorf("outcome %.40q is not one of those for %s", b.Outcome, allowed)
 	}
-	event := machine.Event{Kind: kind, Step: to.Step, Attempt: to.Attempt, Undo: undo, Reason: ClipReason(b.Reason), Nothing: b.Nothing}
+	event := machine.Event{Kind: kind, Step: to.Step, Attempt: to.Attempt, Undo: undo, Reason: ClipReason(b.Reason), NotDone: b.NotDone}
 	return Event{Event: event, Data: b.Result}, nil
 }

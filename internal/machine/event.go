@@ -44,7 +44,7 @@ type Event struct {
 	Undo    bool // it is about the step's compensation
 	Attempt int  // of a reply: the attempt that it answers
 	Reason  string
-	Nothing bool            // of Replied, about a compensation: the action has not happened
+	NotDone bool            // of Replied, about a compensation: the action has not happened
 	Message json.RawMessage // of Sent: the body
 	Result  json.RawMessage // of Skip: goes into the state; nil: the state is unchanged
 	Name    string          // of GoBack: the step to go back to
@@ -187,7 +187,7 @@ func (m *Machine) noteSent(p *Progress, s *Step, e Event) error {
 // noteFirstSend notes a message that is not a repetition: the attempt begins.
 func (m *Machine) noteFirstSend(s *Step, e Event) {
 	n := m.steps[e.Step-1]
-	s.Message, s.Due, s.Doubt, s.Held, s.Nothing = e.Message, 0, false, false, false
+	s.Message, s.Due, s.Doubt, s.Held, s.NotDone = e.Message, 0, false, false, false
 	s.Tries++
 	if e.Undo {
 		if s.UndoBegan == 0 {

@@ -54,7 +54,7 @@ type Node struct {
 	OnDeadline   Policy `json:"on_deadline,omitempty"`    // default: PolicyUndo before the pivot; else the step is stuck
 }
 
-// A Policy says what a saga does after something that is no decision of a participant.
+// A Policy says what a saga does when a step misses its deadline or its command becomes a dead letter.
 type Policy string
 
 // The policies.

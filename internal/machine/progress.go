@@ -54,14 +54,14 @@ type Progress struct {
 // A Step is the state of one step of an instance.
 type Step struct {
 	State   State  `json:"state,omitempty"`
-	Attempt int    `json:"attempt,omitempty"` // at the action: the number of its command, part of its identity
-	Tries   int    `json:"tries,omitempty"`   // attempts at the action, or at undoing it, since a person last reset them
-	Due     Millis `json:"due,omitempty"`     // end of the wait, or the deadline; 0: now, or never
-	Doubt   bool   `json:"doubt,omitempty"`   // of a step that is stuck, or was skipped: it may have been done
-	Resend  bool   `json:"resend,omitempty"`  // the last message is to be sent once more
-	Held    bool   `json:"held,omitempty"`    // its command is a dead letter at the participant
-	Nothing bool   `json:"nothing,omitempty"` // of a step that is undone: its action has not happened
-	Reason  string `json:"reason,omitempty"`  // of the last failure, of Held, or of the action that has not happened
+	Attempt int    `json:"attempt,omitempty"`  // at the action: the number of its command, part of its identity
+	Tries   int    `json:"tries,omitempty"`    // attempts at the action, or at undoing it, since a person last reset them
+	Due     Millis `json:"due,omitempty"`      // end of the wait, or the deadline; 0: now, or never
+	Doubt   bool   `json:"doubt,omitempty"`    // of a step that is stuck, or was skipped: it may have been done
+	Resend  bool   `json:"resend,omitempty"`   // the last message is to be sent once more
+	Held    bool   `json:"held,omitempty"`     // its command is a dead letter at the participant
+	NotDone bool   `json:"not_done,omitempty"` // of a step that is undone: its action has not happened
+	Reason  string `json:"reason,omitempty"`   // of the last failure, of Held, or of the action that has not happened
 
 	Began     Millis `json:"began,omitempty"` // the first attempt at the action
 	Sent      Millis `json:"sent,omitempty"`  // the last attempt at anything
@@ -100,7 +100,7 @@ func (p *Progress) Stuck() bool {
 	return p.End.Stuck
 }
 
-// Held reports whether the instance waits for a dead letter at a participant.
+// Held reports whether a dead letter at a participant holds up the instance.
 func (p *Progress) Held() bool {
 	return slices.ContainsFunc(p.Steps, func(s Step) bool { return s.Held })
 }

@@ -132,7 +132,7 @@ func (s *sim) checkStates() {
 			st.Due != 0 && (!is(machine.InFlight, machine.Waiting, machine.UndoWaiting) || s.p.Phase.Ended()),
 			st.Resend && (!is(machine.InFlight, machine.Undoing) || len(st.Message) == 0),
 			st.Held && !is(machine.InFlight),
-			st.Nothing && (!is(machine.Undone) || s.remains(s.id(i+1))),
+			st.NotDone && (!is(machine.Undone) || s.remains(s.id(i+1))),
 			st.Doubt && !is(machine.Stuck) && !(st.Override && is(machine.Done)),
 			len(st.Result) > 0 && (!st.Override || !is(machine.Done) || s.p.Phase.Ended()),
 			len(st.Message) > 0 && len(st.Result) == 0 && is(machine.Idle, machine.Waiting, machine.Done, machine.Skipped, machine.Rejected, machine.Undone),

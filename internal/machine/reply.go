@@ -109,7 +109,7 @@ func (s *Step) applyUndoReply(n *Node, e Event) error {
 	}
 	switch {
 	case e.Kind == Replied:
-		s.State, s.UndoEnded, s.Due, s.Message, s.Reason, s.Resend, s.Nothing = Undone, e.At, 0, nil, e.Reason, false, e.Nothing
+		s.State, s.UndoEnded, s.Due, s.Message, s.Reason, s.Resend, s.NotDone = Undone, e.At, 0, nil, e.Reason, false, e.NotDone
 	case s.State == UndoStuck:
 		s.Reason = e.Reason
 	case n.Undo == Local && e.Kind != Overdue && s.Tries < n.UndoRetry.Attempts:

@@ -66,8 +66,8 @@ func (w *world) deliver(c command, decide func() outcome) {
 		kind = r.act(decide)
 	}
 	if kind != "" {
-		nothing := c.undo && kind == machine.Replied && r.void
-		w.replies = append(w.replies, machine.Event{Kind: kind, Step: c.step, Attempt: c.attempt, Undo: c.undo, Reason: "because", Nothing: nothing})
+		notDone := c.undo && kind == machine.Replied && r.void
+		w.replies = append(w.replies, machine.Event{Kind: kind, Step: c.step, Attempt: c.attempt, Undo: c.undo, Reason: "because", NotDone: notDone})
 	}
 }
 

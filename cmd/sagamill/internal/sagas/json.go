@@ -71,7 +71,7 @@ type stepLine struct {
 	Override  bool   `json:"override,omitempty"`
 	InDoubt   bool   `json:"in_doubt,omitempty"`
 	Held      bool   `json:"held,omitempty"`
-	Nothing   bool   `json:"nothing,omitempty"`
+	NotDone   bool   `json:"not_done,omitempty"`
 	Resend    bool   `json:"resend,omitempty"`
 	Began     string `json:"began,omitempty"`
 	Sent      string `json:"sent,omitempty"`
@@ -115,7 +115,7 @@ func newTimeline(schema string, t *operator.Timeline, state bool) Timeline {
 func newStep(s *operator.TimelineStep) stepLine {
 	j := stepLine{
 		Number: s.Number, Name: s.Name, Depth: s.Depth, Kind: s.Kind, Pivot: s.Pivot, Undo: s.Undo, State: string(s.State),
-		Attempt: s.Attempt, N: s.N, Topic: s.Topic, Type: s.Type, Reason: s.Reason, Override: s.Override, InDoubt: s.InDoubt, Held: s.Held, Nothing: s.Nothing, Resend: s.Resend,
+		Attempt: s.Attempt, N: s.N, Topic: s.Topic, Type: s.Type, Reason: s.Reason, Override: s.Override, InDoubt: s.InDoubt, Held: s.Held, NotDone: s.NotDone, Resend: s.Resend,
 		Began: cli.FormatMoment(s.Began), Sent: cli.FormatMoment(s.Sent), Ended: cli.FormatMoment(s.Ended), UndoBegan: cli.FormatMoment(s.UndoBegan), UndoEnded: cli.FormatMoment(s.UndoEnded), Due: cli.FormatMoment(s.Due),
 	}
 	if s.Nested != nil {

@@ -150,7 +150,7 @@ func stepNote(s *operator.TimelineStep) string {
 		add(true, fmt.Sprintf("saga %s, nested at %s: %s", cli.FormatCell(s.Nested.Saga), s.Nested.Path, s.Nested.Status))
 	}
 	add(s.Override, "a person has decided")
-	add(s.Nothing, "its action has not happened")
+	add(s.NotDone, "its action did nothing, so there was nothing to undo")
 	add(s.InDoubt, "what it has done is not known")
 	add(s.Held, "it needs an operator at the participant")
 	add(s.Resend, "its last message will be sent again")

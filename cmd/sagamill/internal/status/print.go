@@ -127,7 +127,7 @@ func formatSagas(g *saga.Stats) string {
 	}
 	waits := ""
 	if g.Held > 0 {
-		waits = fmt.Sprintf(" (%s of them wait for a dead letter at a participant%s)", outboxes.FormatCounted(g.Held), formatOldest(g.OldestHeld))
+		waits = fmt.Sprintf(" (%s of them held by a dead letter at a participant%s)", outboxes.FormatCounted(g.Held), formatOldest(g.OldestHeld))
 	}
 	return fmt.Sprintf("%s running%s, %s compensating%s; %s stuck%s; %s paused%s",
 		outboxes.FormatCounted(g.Running), waits, outboxes.FormatCounted(g.Compensating), silent,
@@ -186,7 +186,7 @@ func (s *schema) explainProblem(n *operator.Problem) (text, command string) {
 	case operator.ProblemPaused:
 		return count("sagas") + " paused" + formatOldest(n.Oldest), s.commandLine("saga list -status paused")
 	case operator.ProblemHeld:
-		return count("sagas") + " wait for a dead letter at a participant" + formatOldest(n.Oldest), s.commandLine("saga list -status running")
+		return count("sagas") + " held by a dead letter at a participant" + formatOldest(n.Oldest), s.commandLine("saga list -status running")
 	case operator.ProblemSweeper:
 		return "an idempotency key expired " + age + " ago and is still stored: does an idemkey.Sweeper run?", s.commandLine("status")
 	case operator.ProblemUnknown:
