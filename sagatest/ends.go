@@ -11,10 +11,10 @@ import (
 
 // ends counts how the schedules of one round ended.
 type ends struct {
-	completed, compensated, stuck int // stuck includes paused
+	completed, compensated, stuck int // stuck includes held and paused
 }
 
-// A sample is the first schedule that ended stuck.
+// A sample is the first schedule that ended stuck or held.
 type sample struct {
 	path   []int // nil: there is none
 	reason string
@@ -38,11 +38,11 @@ func (x *search) countEnd(s *modelState) {
 	}
 }
 
-// reasonStuck returns the reason of the innermost saga that is stuck.
+// reasonStuck returns the reason of the innermost saga that is stuck or held.
 func (s *modelState) reasonStuck() (reason string) {
 	for _, path := range s.host.sortedPaths() {
 		row := s.host.rows[path]
-		if statusOf(&row.Progress) == saga.StatusStuck {
+		if isHeldUp(&row.Progress) {
 			reason = row.flow.Machine.Why(&row.Progress)
 		}
 	}
@@ -54,7 +54,7 @@ func (x *search) summarize(took fmt.Stringer) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "explored %d schedules with up to %d faults, %d states, %d events in %s%s",
 		x.schedules, x.opts.Faults, x.states, x.events, took, x.describeUnfinished())
-	fmt.Fprintf(&b, "\n%d completed, %d compensated, %d stuck", x.ends.completed, x.ends.compensated, x.ends.stuck)
+	fmt.Fprintf(&b, "\n%d completed, %d compensated, %d stuck or held", x.ends.completed, x.ends.compensated, x.ends.stuck)
 	b.WriteString(x.exampleOfStuck())
 	if unheard := x.unreachedRoutes(); len(unheard) > 0 {
 		fmt.Fprintf(&b, "\nnothing was ever sent to %s", strings.Join(unheard, ", "))

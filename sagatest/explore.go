@@ -77,7 +77,7 @@ type ExploreOptions struct {
 // at every place. It looks for a schedule in which Rest or Always of m returns an error, or which breaks one of these
 // rules:
 //
-//   - The saga comes to an end, or is stuck over a dead letter.
+//   - The saga comes to an end, or is stuck or held over a dead letter.
 //   - Each attempt at a step is done once at most and undone once at most, and is not done after it was undone.
 //   - Every step that a compensated saga has done is undone, in reverse order. No step of a completed saga is undone.
 //   - A step that counts as done is done. No step is undone once the pivot is done.
@@ -85,10 +85,10 @@ type ExploreOptions struct {
 // Explore also fails if a handler gives up without an injected error (see DeadLetters of [Model]), if a function of the
 // definition panics, and if no schedule ends completed or compensated, since then nothing was tested.
 //
-// A saga may be stuck over a dead letter: that is the only right end for an effect outside of a transaction, since a
-// person has to find out whether it was made. Explore logs how many schedules end so, one of them, and the messages
-// that no schedule has sent to a participant. If a saga must never be stuck, return an error for [saga.StatusStuck]
-// from Rest.
+// A saga may be held over a dead letter, until its redrive, or be stuck over one: that is the only right end for an
+// effect outside of a transaction, since a person has to find out whether it was made. Explore logs how many schedules
+// end so, one of them, and the messages that no schedule has sent to a participant. If a saga must never be stuck,
+// return an error for [saga.StatusStuck] from Rest.
 //
 // Schedules without faults come first, then those with one, so that the reported schedule is small. The report is a
 // numbered list, with a text for [Replay].

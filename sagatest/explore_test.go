@@ -187,7 +187,7 @@ func TestExploreFindsBugsOfTheEngine(t *testing.T) {
 		{sagatest.DedupeBeforeWork, refused, "waits for ever", 3},
 		{sagatest.NoTombstone, runs, "is done after its compensation", 5},
 		{sagatest.UndoNotDeduped, refused, "the compensation of step hotel, 2.1, is done twice", 10},
-		{sagatest.PublishBeforeCommit, runs, "step flight is undone before hotel", 10},
+		{sagatest.PublishBeforeCommit, runs, "the orchestrator gets saga.reply twice, with different bodies", 10},
 		{sagatest.MarkBeforePublish, refused, "waits for ever", 2},
 		{sagatest.KeyWithoutN, modelOf(retried, desks(1)...), "waits for ever", 10},
 		{sagatest.FoldTwice, runs, "the saga is completed, and knows of", 10},

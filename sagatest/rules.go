@@ -98,7 +98,7 @@ func (sys *system) judgeRest(s *modelState) {
 		p, f := &row.Progress, sys.definitionOf(row)
 		status := statusOf(p)
 		switch {
-		case status == saga.StatusStuck && s.dead > 0, status == saga.StatusPaused:
+		case isHeldUp(p) && s.dead > 0, status == saga.StatusPaused:
 		case !p.Phase.Ended() && s.stuckWithin(path):
 		case !p.Phase.Ended():
 			s.noteBroken("saga %s waits for ever: it is %s%s", f.Name(), status, describeWaiting(f, p))
@@ -111,11 +111,14 @@ func (sys *system) judgeRest(s *modelState) {
 	}
 }
 
-// stuckWithin reports whether a saga that is nested in the one of a path is stuck.
+// isHeldUp reports whether a saga is stuck, or held by a dead letter: an operator has to act.
+func isHeldUp(p *machine.Progress) bool { return statusOf(p) == saga.StatusStuck || p.Held() }
+
+// stuckWithin reports whether a saga that is nested in the one of a path is stuck or held.
 func (s *modelState) stuckWithin(path string) bool {
 	for _, inner := range s.host.sortedPaths() {
 		a, err := flow.ParseN(inner)
-		if err == nil && inner != path && a.Path == path && (s.stuckWithin(inner) || statusOf(&s.host.rows[inner].Progress) == saga.StatusStuck) {
+		if err == nil && inner != path && a.Path == path && (s.stuckWithin(inner) || isHeldUp(&s.host.rows[inner].Progress)) {
 			return true
 		}
 	}
