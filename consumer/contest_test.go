@@ -2,6 +2,7 @@ package consumer
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"sync"
@@ -10,6 +11,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 )
 
 // losing returns a handler that loses against another transaction as often as it is told.
@@ -137,6 +139,14 @@ func TestARepeatedBatchKeepsItsMembersApart(t *testing.T) {
 	}
 	if got, want := f.parked(t), "retrying action failed 1"; got != want {
 		t.Errorf("parked %q, want %q", got, want)
+	}
+}
+
+// While a call of the handler still uses the connection, nothing of the connection is looked at: there is none here.
+func TestAConflictBesideACallInProgress(t *testing.T) {
+	t.Parallel()
+	if isContested(nil, errors.Join(errTxInUse, &pgconn.PgError{Code: "40P01"})) {
+		t.Error("the handler is to be entered again, and a call of it is in progress")
 	}
 }
 

@@ -193,10 +193,9 @@ SET reason = 'calling', in_doubt = true, not_done = false, last_at = clock_times
 	` + inbox.SQLKeepFailure + `
 WHERE id = $1`)
 
-// sqlSetDoubt records whether the message that was just parked may have had its effect ($2), and whether every entry so far
-// is known to have had no effect ($4). $3 moves last_at of a
-// retrying message ahead by microseconds: Settle after last_at is then not before a call that verify could not be
-// asked about has settled.
+// sqlSetDoubt records whether the message that was just parked may have had its effect ($2), and whether every entry so
+// far is known to have had none ($4). $3 moves last_at of a retrying message ahead by microseconds: Settle after last_at
+// is then not before a call that verify could not be asked about has settled.
 var sqlSetDoubt = txguard.MustChange(`
 UPDATE {schema}.parked
 SET in_doubt = $2, not_done = $4, last_at = last_at + CASE state WHEN 'retrying' THEN $3::bigint ELSE 0 END * interval '1 microsecond'

@@ -45,7 +45,7 @@ var (
 type effectCall struct {
 	parked    parkedCopy
 	doubt     bool          // an earlier attempt may have had the effect
-	notDone   bool          // all earlier entries are known to have had none, also those before the step was an Effect; verify knows nothing of these
+	notDone   bool          // all earlier entries are known to have had none, also those before the step was an Effect
 	unsettled time.Duration // time until a not-found answer of verify is trusted; 0 or less: now
 	until     time.Time     // the lease's end, or somewhat before it
 }

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"slices"
 	"time"
 
@@ -366,40 +365,6 @@ func (a *attempt) noteCounted(attempts int) error {
 	return a.cause
 }
 
-// How often, and for how long, an entry that loses against other transactions is repeated at once.
-const (
-	maxRepeats  = 5
-	repeatLimit = 2 * time.Second
-)
-
-// repeatPolicy is the wait before an entry is repeated.
-var repeatPolicy = backoff.Policy{Base: 20 * time.Millisecond, Cap: 400 * time.Millisecond}
-
-// isContested reports whether the transaction on conn, which is still open, has lost against others by err. What a
-// handler asks for, such as [Terminal], has precedence.
-func isContested(conn *pgx.Conn, err error) bool {
-	var asked retryError
-	return isConflict(err) && !conn.IsClosed() && !conn.PgConn().IsBusy() && txguard.StatusOf(conn) == txguard.Aborted &&
-		!errors.Is(err, ErrTerminal) && !errors.Is(err, ErrParked) && !errors.As(err, &asked)
-}
-
-// repeatContested rolls back what the handler of a has done if its transaction has lost against others, and waits. The
-// row of the step stays locked, so that nothing happens meanwhile. It reports whether the handler is to be entered again:
-// at most maxRepeats times, and never where a handler has effects outside of its transaction, as in a step that is Single.
-func (x *executor) repeatContested(ctx context.Context, tx pgx.Tx, a *attempt, begun time.Time, repeats int, err error) bool {
-	if !isContested(tx.Conn(), err) || a.step.Single || repeats > maxRepeats || time.Since(begun) > repeatLimit {
-		return false
-	}
-	if _, lost := tx.Conn().Exec(ctx, "ROLLBACK TO SAVEPOINT "+stepSavepoint); lost != nil {
-		return false // it is noticed by the next one
-	}
-	x.reporter.logAttempt(ctx, slog.LevelDebug, "consumer: deadlock or serialization failure, entering the handler again", a, slog.Any("error", err))
-	a.noteOutcome("", "", nil)
-	a.setEmitted(nil)
-	a.phase = phasePending
-	return backoff.Sleep(ctx, repeatPolicy.Wait(repeats)) == nil
-}
-
 // runTransaction claims the row of a's step and does what the row says, in one transaction. After an error in
 // phaseEntered the transaction is lost, or its outcome is unknown.
 func (x *executor) runTransaction(ctx context.Context, a *attempt) error {
@@ -464,14 +429,6 @@ func (x *executor) runHandler(ctx context.Context, tx pgx.Tx, a *attempt) error 
 		return err
 	}
 	return x.settler.commitEmitted(ctx, tx, a)
-}
-
-func (x *executor) enterAndCommit(ctx context.Context, tx pgx.Tx, a *attempt) error {
-	err := x.handlers.enterAlone(ctx, tx, a)
-	if err == nil {
-		err = x.settler.commitSuccess(ctx, tx, a)
-	}
-	return err
 }
 
 // recordLostAttempt records, in a new transaction, that an entry into the handler ended with its transaction lost.

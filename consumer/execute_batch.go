@@ -93,7 +93,8 @@ func (b *batch) wasHandedOver() bool {
 
 // wasContested reports whether the batch, which ended with err, has lost against other transactions, and was rolled back.
 func (b *batch) wasContested(err error) bool {
-	return isConflict(err) && !errors.Is(err, errTxEnded) && !errors.Is(err, errConnLost) && !errors.Is(err, errTxInUse) && !slices.ContainsFunc(b.attempts, func(a *attempt) bool { return a.phase == phaseLost })
+	lost := slices.ContainsFunc(b.attempts, func(a *attempt) bool { return a.phase == phaseLost })
+	return isConflict(err) && !errors.Is(err, errTxEnded) && !lost
 }
 
 // takeBack resets a after a batch that failed. Its entry into the handler, if there was one, costs spent entries.
@@ -434,21 +435,6 @@ func (b *batch) reopenClaims(ctx context.Context) error {
 		}
 		return nil
 	})
-}
-
-// A Preparer is called before the handlers of a batch are entered, with the messages for which they will be entered.
-// It can read and lock in one round trip what all of them need.
-type Preparer struct {
-	prepare func(ctx context.Context, tx pgx.Tx, messages []*Delivery) (context.Context, error)
-}
-
-// NewPreparer returns a Preparer that calls prepare. The handlers' contexts derive from the context that prepare
-// returns. prepare must not change anything. A handler must also work without it, since a message that is executed
-// alone is not prepared. After an error or a panic in prepare, the messages are executed one by one.
-//
-// Lock rows in one order, so that two batches do not wait for each other.
-func NewPreparer(prepare func(ctx context.Context, tx pgx.Tx, messages []*Delivery) (context.Context, error)) *Preparer {
-	return &Preparer{prepare}
 }
 
 // A preparedGroup is the part of a batch that one Preparer has prepared.

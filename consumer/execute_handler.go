@@ -12,6 +12,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/sagamill/sagamill/internal/backoff"
 	"github.com/sagamill/sagamill/internal/cleantext"
 	"github.com/sagamill/sagamill/internal/failpoint"
 	"github.com/sagamill/sagamill/internal/flow"
@@ -78,6 +79,33 @@ func explainBusy(err error) error {
 		return err
 	}
 	return fmt.Errorf("%w (the rows of an earlier query are still open: read them to the end, or close them, before the next statement)", err)
+}
+
+// enterAndCommit enters the handler of a, which has tx to itself, and commits what it has done.
+func (x *executor) enterAndCommit(ctx context.Context, tx pgx.Tx, a *attempt) error {
+	err := x.handlers.enterAlone(ctx, tx, a)
+	if err == nil {
+		err = x.settler.commitSuccess(ctx, tx, a)
+	}
+	return err
+}
+
+// repeatContested rolls back what the handler of a has done if err is a deadlock or a serialization failure, and waits.
+// The row of the step stays locked, so that nobody else decides about the step meanwhile. It reports whether the handler
+// is to be entered again: at most maxRepeats times, and never in a Single step, whose handler may have effects outside of
+// its transaction.
+func (x *executor) repeatContested(ctx context.Context, tx pgx.Tx, a *attempt, begun time.Time, repeats int, err error) bool {
+	if !isContested(tx.Conn(), err) || a.step.Single || repeats > maxRepeats || time.Since(begun) > repeatLimit {
+		return false
+	}
+	if _, lost := tx.Conn().Exec(ctx, "ROLLBACK TO SAVEPOINT "+stepSavepoint); lost != nil {
+		return false // runHandler finds the same, and says why
+	}
+	x.reporter.logAttempt(ctx, slog.LevelDebug, "consumer: deadlock or serialization failure, entering the handler again", a, slog.Any("error", err))
+	a.noteOutcome("", "", nil)
+	a.setEmitted(nil)
+	a.phase = phasePending
+	return backoff.Sleep(ctx, repeatPolicy.Wait(repeats)) == nil
 }
 
 // takeBody returns the body, decoded anew for each further entry: an earlier one may have changed what it points to.

@@ -327,6 +327,21 @@ func decodeAs[T any](c outbox.Codec, payload []byte) (any, error) {
 	return body, c.Decode(payload, body)
 }
 
+// A Preparer is called before the handlers of a batch are entered, with the messages for which they will be entered.
+// It can read and lock in one round trip what all of them need.
+type Preparer struct {
+	prepare func(ctx context.Context, tx pgx.Tx, messages []*Delivery) (context.Context, error)
+}
+
+// NewPreparer returns a Preparer that calls prepare. The handlers' contexts derive from the context that prepare
+// returns. prepare must not change anything. A handler must also work without it, since a message that is executed
+// alone is not prepared. After an error or a panic in prepare, the messages are executed one by one.
+//
+// Lock rows in one order, so that two batches do not wait for each other.
+func NewPreparer(prepare func(ctx context.Context, tx pgx.Tx, messages []*Delivery) (context.Context, error)) *Preparer {
+	return &Preparer{prepare}
+}
+
 // DecodeJSON is json.Unmarshal without the leniencies that can change the meaning of a message. It refuses a member
 // that is given twice, also in other letter case, nesting over 128, and data after the value. It accepts unknown
 // members, since a newer sender may have added them. [On] and [Effect] use it.

@@ -6,8 +6,10 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/sagamill/sagamill/internal/backoff"
 	"github.com/sagamill/sagamill/internal/guard"
 	"github.com/sagamill/sagamill/internal/pg"
 	"github.com/sagamill/sagamill/internal/txguard"
@@ -118,6 +120,23 @@ func (s *Step) waitAfter(cause error, attempt int) time.Duration {
 func isConflict(err error) bool {
 	code := sqlState(err)
 	return code == "40001" || code == "40P01"
+}
+
+// How often, and for how long, a handler is entered again at once after a deadlock or a serialization failure.
+const (
+	maxRepeats  = 5
+	repeatLimit = 2 * time.Second
+)
+
+// repeatPolicy is the wait before that.
+var repeatPolicy = backoff.Policy{Base: 20 * time.Millisecond, Cap: 400 * time.Millisecond}
+
+// isContested reports whether err is a deadlock or a serialization failure that has left the transaction on conn open
+// and aborted. What a handler asks for, such as [Terminal], has precedence. After an errTxInUse, conn is not looked at.
+func isContested(conn *pgx.Conn, err error) bool {
+	var asked retryError
+	return isConflict(err) && !errors.Is(err, errTxInUse) && !conn.IsClosed() && !conn.PgConn().IsBusy() && txguard.StatusOf(conn) == txguard.Aborted &&
+		!errors.Is(err, ErrTerminal) && !errors.Is(err, ErrParked) && !errors.As(err, &asked)
 }
 
 // isNoLogin reports whether the database refused the login, as with another password.

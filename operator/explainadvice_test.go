@@ -63,17 +63,19 @@ func TestAdviceAboutADeadLetter(t *testing.T) {
 		reason consumer.Reason
 		state  StepState
 		pivot  bool // the step comes after it
+		doubt  bool
 		want   string
 	}{
-		"held":               {consumer.ReasonTerminal, StepRunning, false, "once the cause is fixed: " + redrive + "; or, if it has been settled by other means, " + skip},
-		"parked":             {consumer.ReasonParked, StepRunning, false, "once it is approved: " + redrive + "; to reject it, " + reject + "; or, if it has been settled by other means, " + skip},
-		"behind the pivot":   {consumer.ReasonParked, StepRunning, true, "once it is approved: " + redrive + "; or, if it has been settled by other means, " + skip},
-		"its saga is undone": {consumer.ReasonTerminal, StepUndoStuck, false, "once the cause is fixed: " + redrive + ", which does the step and then undoes it; or, if it has done nothing, or was undone by other means, " + skip},
+		"held":               {consumer.ReasonTerminal, StepRunning, false, false, "once the cause is fixed: " + redrive + "; or, if it has been settled by other means, " + skip},
+		"parked":             {consumer.ReasonParked, StepRunning, false, false, "once it is approved: " + redrive + "; to reject it, " + reject + "; or, if it has been settled by other means, " + skip},
+		"parked, in doubt":   {consumer.ReasonParked, StepRunning, false, true, "once it is approved: " + redrive + "; or, if it has been settled by other means, " + skip},
+		"behind the pivot":   {consumer.ReasonParked, StepRunning, true, false, "once it is approved: " + redrive + "; or, if it has been settled by other means, " + skip},
+		"its saga is undone": {consumer.ReasonTerminal, StepUndoStuck, false, false, "once the cause is fixed: " + redrive + ", which does the step and then undoes it; or, if it has done nothing, or was undone by other means, " + skip},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s := &SagaPart{Source: Source{Name: "trips", Flags: " -schema trips"}}
-			s.Inbox.Letters = []DeadLetter{{ID: 5, State: StateDead, Kind: "action", Step: "s", N: "1", Reason: tt.reason}}
+			s.Inbox.Letters = []DeadLetter{{ID: 5, State: StateDead, Kind: "action", Step: "s", N: "1", Reason: tt.reason, InDoubt: tt.doubt}}
 			step := TimelineStep{Number: 2, Name: "s", State: tt.state, Held: tt.state == StepRunning, Type: "t", N: "1"}
 			timeline := &Timeline{Instance: Instance{Address: saga.Address{Key: "k"}}, Steps: []TimelineStep{{Number: 1, Name: "first", Pivot: tt.pivot}, step}}
 			q := &inquiry{parts: []*SagaPart{s}, told: map[any]bool{}}

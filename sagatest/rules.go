@@ -99,7 +99,7 @@ func (sys *system) judgeRest(s *modelState) {
 		status := statusOf(p)
 		switch {
 		case isHeldUp(p) && s.dead > 0, status == saga.StatusPaused:
-		case !p.Phase.Ended() && s.stuckWithin(path):
+		case !p.Phase.Ended() && s.heldUpWithin(path):
 		case !p.Phase.Ended():
 			s.noteBroken("saga %s waits for ever: it is %s%s", f.Name(), status, describeWaiting(f, p))
 		}
@@ -114,11 +114,11 @@ func (sys *system) judgeRest(s *modelState) {
 // isHeldUp reports whether a saga is stuck, or held by a dead letter: an operator has to act.
 func isHeldUp(p *machine.Progress) bool { return statusOf(p) == saga.StatusStuck || p.Held() }
 
-// stuckWithin reports whether a saga that is nested in the one of a path is stuck or held.
-func (s *modelState) stuckWithin(path string) bool {
+// heldUpWithin reports whether a saga that is nested in the one of a path is stuck or held.
+func (s *modelState) heldUpWithin(path string) bool {
 	for _, inner := range s.host.sortedPaths() {
 		a, err := flow.ParseN(inner)
-		if err == nil && inner != path && a.Path == path && (s.stuckWithin(inner) || isHeldUp(&s.host.rows[inner].Progress)) {
+		if err == nil && inner != path && a.Path == path && (s.heldUpWithin(inner) || isHeldUp(&s.host.rows[inner].Progress)) {
 			return true
 		}
 	}
